@@ -1,22 +1,23 @@
 """Rebuilding layers that were just taken over, from the log of the inputs that were sent to their former worker.
 
-The broker orders one chunk of one sequence at a time: ``Replay(sequence, boundary, start … stop, through)``. The worker
-with the log at that boundary sends its entries down the pipeline as a separate step, flagged ``replay``; or, if the
-layers behind the boundary are its own now, computes them itself. At boundary 0 the log is the tokens, and the broker
-sends the step. Each stage runs the chunk through its part of the layers ``through`` and passes it on if the range
-continues in the next stage; the last one reports to the broker. A stage logs its output like that of any step, but
-sends nothing beyond ``through``: a surviving stage behind it receives nothing.
+The broker orders one chunk at a time: ``Replay(sequence, boundary, start … stop, through)``, a part of one sequence, or
+the rests of several (``more``), which share a step like the rows of any other. The worker with the log at that boundary
+sends its entries down the pipeline as a separate step, flagged ``replay``; or, if the layers behind the boundary are
+its own now, computes them itself. At boundary 0 the log is the tokens, and the broker sends the step. Each stage runs
+the chunk through its part of the layers ``through`` and passes it on if the range continues in the next stage; the last
+one reports to the broker. A stage logs its output like that of any step, but sends nothing beyond ``through``: a
+surviving stage behind it receives nothing.
 
 Replays have no number among the steps: the sequence waits for them, so none of its steps can overtake them, and
-``ReplayDone`` reports whether all have arrived. They run when no step is due. A repeated chunk must not run again: the
-cache is written in units, and the positions behind the chunk in its last unit would be lost. So a sequence's chunks go
-forward only, and none of them runs once a step has.
+``ReplayDone`` reports whether all have arrived. They run when no step is due. A repeated chunk
+must not run again: the cache is written in units, and the positions behind the chunk in its last unit would be lost. So
+a sequence's chunks go forward only, and none of them runs once a step has.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,18 @@ import numpy as np
 from swarm.stage.actions import Action, Compute, SendStep, SendToBroker
 from swarm.stage.executor import Batch
 from swarm.stage.sequences import SequenceStore
-from swarm.wire.messages import REPLAY_STEP, Hop, LayerRange, Replay, ReplayDone, ReplayMissing, Row, Step
+from swarm.wire.messages import (
+    REPLAY_STEP,
+    Hop,
+    LayerRange,
+    Replay,
+    ReplayDone,
+    ReplayMissing,
+    Row,
+    SequencePosition,
+    SequenceRange,
+    Step,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,6 +56,27 @@ class _Chunk:
     step: Step
     hidden: NDArray[np.float32] | None
 
+    def keep(self, is_wanted: Callable[[Row], bool]) -> _Chunk | None:
+        """Return the chunk with these rows only; None if there are none."""
+        rows = self.step.rows
+        wanted = [is_wanted(row) for row in rows]
+        if not any(wanted):
+            return None
+        if all(wanted):
+            return self
+        places = np.repeat(wanted, [row.count for row in rows])
+        tokens = tuple(token for token, stays in zip(self.step.tokens, places, strict=True) if stays)
+        rows = tuple(row for row, stays in zip(rows, wanted, strict=True) if stays)
+        step = msgspec.structs.replace(self.step, rows=rows, tokens=tokens)
+        return _Chunk(step, None if self.hidden is None else self.hidden[places])
+
+    def parts(self) -> Iterator[tuple[Row, tuple[int, ...]]]:
+        """Yield each row with its tokens."""
+        taken = 0
+        for row in self.step.rows:
+            yield row, self.step.tokens[taken : taken + row.count]
+            taken += row.count
+
 
 @dataclass(slots=True)
 class _ReplayProgress:
@@ -53,9 +86,9 @@ class _ReplayProgress:
     stop: int  # position up to which they are rebuilt
     is_resumed: bool = False  # steps have computed the sequence since
 
-    def has_run(self, step: Step) -> bool:
-        """Whether this chunk has run before, or steps have made it superfluous."""
-        return self.is_resumed or (self.through == step.through and step.rows[0].start < self.stop)
+    def has_run(self, row: Row, through: LayerRange | None) -> bool:
+        """Whether this row has run before through these layers, or steps have made it superfluous."""
+        return self.is_resumed or (self.through == through and row.start < self.stop)
 
 
 @dataclass(slots=True)
@@ -81,33 +114,30 @@ class ReplayQueue:
         self.progress.clear()
 
     def send_logged(self, order: Replay, layers: LayerRange) -> list[Action]:
-        """Send the logged positions, or report that they are missing."""
-        held = self.store.sequences.get(order.sequence)
-        hidden = self.store.log.read(order.sequence, order.boundary, order.start, order.stop)
-        if hidden is not None and not np.isfinite(hidden).all():
-            # A replay's output at its end is logged unchecked. If the layers behind it have moved to this worker since,
-            # no receiver would check it any more. Drop the sequence's log; it is rebuilt from tokens instead.
-            self.count("logs_not_finite", 1)
-            self.store.log.release(order.sequence)
-            hidden = None
-        # The sequence was released after the order, and perhaps admitted again: then steps compute it, and the replay
-        # is not needed.
-        is_stale = order.sequence in self.released
-        if is_stale or held is None or hidden is None or not layers.first < order.boundary <= layers.stop:
-            missing = ReplayMissing(
-                epoch=order.epoch,
-                incarnation=self.incarnation,
-                sequence=order.sequence,
-                boundary=order.boundary,
-                has_from=order.stop,
-            )
-            return [SendToBroker(missing)]
+        """Send the logged positions, and report those that are missing."""
+        rows: list[Row] = []
+        inputs: list[NDArray[np.float32]] = []
+        actions: list[Action] = []
+        for part in (SequenceRange(order.sequence, order.start, order.stop), *order.more):
+            hidden = self._read_log(part, order.boundary) if layers.first < order.boundary <= layers.stop else None
+            if hidden is None:
+                actions.append(self._build_missing(order, part))
+            else:
+                rows.append(Row(part.sequence, part.start, part.stop - part.start, False))
+                inputs.append(hidden)
+        if not rows:
+            return actions
+        stored = [self.store.sequences[row.sequence] for row in rows]
         step = Step(
             epoch=order.epoch,
             step=REPLAY_STEP,
-            rows=(Row(order.sequence, order.start, order.stop - order.start, False),),
-            tokens=tuple(held.history[order.start : order.stop]),
-            open=(held.open,) if order.start == 0 else (),
+            rows=tuple(rows),
+            tokens=tuple(
+                token
+                for row, held in zip(rows, stored, strict=True)
+                for token in held.history[row.start : row.start + row.count]
+            ),
+            open=tuple(held.open for row, held in zip(rows, stored, strict=True) if row.start == 0),
             replay=True,
             through=order.through,
             alone=order.alone,
@@ -115,20 +145,48 @@ class ReplayQueue:
             cause=order.cause,
             lineage=order.lineage,
         )
+        chunk = _Chunk(step, np.concatenate(inputs))
         if order.boundary == layers.stop:
-            self.count("replayed_positions_sent", len(hidden))
-            return [SendStep(step, hidden)]
-        self.waiting.append(_Chunk(step, hidden))
-        return []
+            self.count("replayed_positions_sent", len(step.tokens))
+            return [*actions, SendStep(step, chunk.hidden)]
+        self.waiting.append(chunk)
+        return actions
+
+    def _read_log(self, part: SequenceRange, boundary: int) -> NDArray[np.float32] | None:
+        """Return the logged inputs of these positions; None if they are missing or of no use."""
+        # The sequence was released after the order, and perhaps admitted again: then steps compute it, and the replay
+        # is not needed.
+        if part.sequence in self.released or part.sequence not in self.store.sequences:
+            return None
+        hidden = self.store.log.read(part.sequence, boundary, part.start, part.stop)
+        if hidden is not None and not np.isfinite(hidden).all():
+            # A replay's output at its end is logged unchecked. If the layers behind it have moved to this worker since,
+            # no receiver would check it any more. Drop the sequence's log; it is rebuilt from tokens instead.
+            self.count("logs_not_finite", 1)
+            self.store.log.release(part.sequence)
+            return None
+        return hidden
+
+    def _build_missing(self, order: Replay, part: SequenceRange) -> SendToBroker:
+        missing = ReplayMissing(
+            epoch=order.epoch,
+            incarnation=self.incarnation,
+            sequence=part.sequence,
+            boundary=order.boundary,
+            has_from=part.stop,
+        )
+        return SendToBroker(missing)
 
     def add(self, step: Step, hidden: NDArray[np.float32] | None) -> str | None:
         """Queue a chunk, or return an error text."""
-        if step.rows and step.rows[0].sequence in self.released:  # the release has overtaken the chunk
-            self.count("stale_replays", 1)
-            return None
-        if len(self.waiting) >= MAX_WAITING:
+        # a release may have overtaken the chunk
+        if num_stale := sum(row.sequence in self.released for row in step.rows):
+            self.count("stale_replays", num_stale)
+        chunk = _Chunk(step, hidden).keep(lambda row: row.sequence not in self.released)
+        if chunk is not None and len(self.waiting) >= MAX_WAITING:
             return "more replays wait than the broker can have ordered"
-        self.waiting.append(_Chunk(step, hidden))
+        if chunk is not None:
+            self.waiting.append(chunk)
         return None
 
     def drop_released(self, sequences: Iterable[int]) -> None:
@@ -141,7 +199,8 @@ class ReplayQueue:
         for sequence in released & self.progress.keys():
             del self.progress[sequence]
         if released and self.waiting:
-            self.waiting = deque(chunk for chunk in self.waiting if chunk.step.rows[0].sequence not in released)
+            kept = (chunk.keep(lambda row: row.sequence not in released) for chunk in self.waiting)
+            self.waiting = deque(chunk for chunk in kept if chunk is not None)
 
     def mark_resumed(self, rows: Iterable[Row]) -> None:
         """Record that a step computes these sequences, which makes their further chunks superfluous."""
@@ -158,54 +217,78 @@ class ReplayQueue:
 
     def _start_one(self, chunk: _Chunk, layers: LayerRange) -> Compute | str | None:
         """Start one chunk; return None if it is not needed any more."""
-        step, (row,) = chunk.step, chunk.step.rows
-        own = self._own_layers(step, layers)
+        own = self._own_layers(chunk.step, layers)
         if own is None:
-            return f"a replay through layers {step.through} came to layers {layers}"
-        if row.sequence in self.progress and self.progress[row.sequence].has_run(step):
-            self.count("duplicate_replays", 1)
+            return f"a replay through layers {chunk.step.through} came to layers {layers}"
+        needed = chunk.keep(lambda row: self._is_needed(row, chunk.step, layers))
+        if needed is None:
             return None
-        if row.sequence not in self.store.sequences:
-            for item in step.open:
-                self.store.open_empty(item, layers)
-        held = self.store.sequences.get(row.sequence)
-        if held is None:
-            self.count("late_replays", 1)  # the sequence was released while the chunk was on its way
-            return None
-        if row.start + row.count > held.open.limit:
-            return f"a replay of sequence {row.sequence} would outgrow its limit of {held.open.limit}"
-        if held.min_position(own) < row.start:
-            return f"a replay of sequence {row.sequence} begins at {row.start}, but layers {own} stand at {held.kv}"
-        held.history[row.start : row.start + row.count] = step.tokens
-        self.progress[row.sequence] = _ReplayProgress(step.through, row.start + row.count)
-        held.recede(own, row.start)  # If the plan fails before the chunk is done, the positions behind it do not count.
+        step = needed.step
+        for row in step.rows:
+            held = self.store.sequences[row.sequence]
+            if row.start + row.count > held.open.limit:
+                return f"a replay of sequence {row.sequence} would outgrow its limit of {held.open.limit}"
+            if held.min_position(own) < row.start:
+                return f"a replay of sequence {row.sequence} begins at {row.start}, but layers {own} stand at {held.kv}"
+        for row, row_tokens in needed.parts():
+            held = self.store.sequences[row.sequence]
+            held.history[row.start : row.start + row.count] = row_tokens
+            self.progress[row.sequence] = _ReplayProgress(step.through, row.start + row.count)
+            # If the plan fails before the chunk is done, the positions behind it do not count.
+            held.recede(own, row.start)
         self.current = step
         tokens = np.asarray(step.tokens, dtype=np.int64)
-        batch = Batch((row,), tokens, chunk.hidden, (), alone=step.alone, through=own)
+        batch = Batch(step.rows, tokens, needed.hidden, (), alone=step.alone, through=own)
         return Compute(step.epoch, step.step, batch, step.cause)
+
+    def _is_needed(self, row: Row, step: Step, layers: LayerRange) -> bool:
+        """Return whether a row must be computed. Opens its sequence if it is not open yet."""
+        if row.sequence in self.progress and self.progress[row.sequence].has_run(row, step.through):
+            self.count("duplicate_replays", 1)
+            return False
+        item = next((item for item in step.open if item.sequence == row.sequence), None)
+        if row.sequence not in self.store.sequences and item is not None:
+            self.store.open_empty(item, layers)
+        if row.sequence not in self.store.sequences:
+            self.count("late_replays", 1)  # the sequence was released while the chunk was on its way
+            return False
+        return True
 
     def on_computed(self, forwarded: ForwardResult, layers: LayerRange) -> list[Action]:
         """Record a finished chunk: log the output, and send it on or report to the broker."""
         step, self.current = self.current, None
         assert step is not None
         assert step.through is not None
-        (row,) = step.rows
-        own, stop = self._own_layers(step, layers), row.start + row.count
+        own = self._own_layers(step, layers)
         assert own is not None
-        held = self.store.sequences.get(row.sequence)
-        if held is None:
+        reached: list[SequencePosition] = []
+        taken = 0
+        for row in step.rows:
+            hidden = None if forwarded.hidden is None else forwarded.hidden[taken : taken + row.count]
+            taken += row.count
+            held = self.store.sequences.get(row.sequence)
+            if held is None:
+                continue
+            reached.append(SequencePosition(row.sequence, row.start + row.count))
+            held.advance(own, row.start + row.count)
+            self.count("replayed_positions", row.count)
+            self.count("replayed_layer_positions", row.count * len(own))
+            if own.stop == layers.stop < self.num_layers:
+                assert hidden is not None
+                self.store.log.append(row.sequence, layers.stop, row.start, hidden)
+        if not reached:
             return []
-        held.advance(own, stop)
-        self.count("replayed_positions", row.count)
-        self.count("replayed_layer_positions", row.count * len(own))
-        if own.stop == layers.stop < self.num_layers:
-            assert forwarded.hidden is not None
-            self.store.log.append(row.sequence, layers.stop, row.start, forwarded.hidden)
         if step.through.stop > layers.stop:
             hops = (*step.hops, self._sender_hop(own))
             return [SendStep(msgspec.structs.replace(step, hops=hops, tensor=None), forwarded.hidden)]
+        first, *more = reached
         done = ReplayDone(
-            epoch=step.epoch, incarnation=self.incarnation, sequence=row.sequence, layers=step.through, kv=stop
+            epoch=step.epoch,
+            incarnation=self.incarnation,
+            sequence=first.sequence,
+            layers=step.through,
+            kv=first.position,
+            more=tuple(more),
         )
         return [SendToBroker(done)]
 

@@ -58,6 +58,8 @@ ADDED: Final[Mapping[int, Mapping[str, bool]]] = {
         "kv_part.sender": False,
         "kv_part.tokens": False,
         "receive_kv": False,
+        "replay.more": False,
+        "replay_done.more": False,
         "send_kv": False,
     },
 }

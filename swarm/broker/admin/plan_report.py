@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from swarm.broker.admin import departed
+from swarm.broker.admin.copies_report import copies_as_json, describe_copies
 from swarm.broker.admin.standby_report import warming_progress
 from swarm.broker.planner.explain import describe_extra_worker, describe_forecast, forecast_json
 from swarm.broker.planner.load import PlanGauge, StageGauge
@@ -27,6 +28,8 @@ def report_plan(state: State) -> Json:
     if plans.current is not None and plans.current.forecast is not None:
         body["forecast"] = forecast_json(plans.current.forecast)
         body["measured"] = _report_measured(plans.gauge)
+    if copies := copies_as_json(state):
+        body["copies"] = copies
     if laid_down := _overrides_as_json(state.constraints):
         body["by_hand"] = laid_down
     if plans.phase is PlanPhase.PREPARING and plans.upcoming is not None:
@@ -80,6 +83,7 @@ def _explain(plan: Plan, state: State) -> list[str]:
     lines += [
         _describe_standby(state, holder, ranges, manifest) for holder, ranges in plan.standby if holder in state.workers
     ]
+    lines += describe_copies(state, plan)
     lines += () if plan.forecast is None else describe_extra_worker(plan.forecast)
     return [*lines, *_warn_unlike_kernels(state), *_warn_tightest(state.plans)]
 

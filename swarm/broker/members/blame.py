@@ -78,7 +78,8 @@ class StepFailureJudge:
         """Record that the stages of these layers have computed a chunk of a replay."""
         plan = self.state.plans.current
         if plan is not None and plan.epoch == done.epoch and self.state.evidence.steps:
-            self._record_computed(done.layers, {done.sequence: done.kv}, now)
+            ends = {done.sequence: done.kv} | {item.sequence: item.position for item in done.more}
+            self._record_computed(done.layers, ends, now)
 
     def _record_computed(self, layers: LayerRange, ends: dict[int, int], now: float) -> None:
         assert self.state.plans.current is not None

@@ -194,12 +194,36 @@ MIN_STEPS = 100
 # Number of latest steps that the recent pace covers, roughly, and the number from which on it is reliable.
 RECENT_STEPS = 32
 MIN_RECENT_STEPS = 16
+# Number of latest chunks of prompts or replays that their ratio covers, roughly, and from which on it is reliable.
+RECENT_CHUNKS = 16
+MIN_CHUNKS = 2
+
+
+@dataclass(slots=True)
+class ChunkRatio:
+    """Ratio of the measured time of a worker's latest chunks of prompts and replays to the time by its benchmark."""
+
+    num: int = 0
+    predicted_s: float = 0.0  # exponentially decaying sums
+    measured_s: float = 0.0
+
+    def record(self, predicted_s: float, measured_s: float) -> None:
+        """Add the times of a finished chunk."""
+        if predicted_s > 0 and measured_s > 0:
+            self.num += 1
+            self.predicted_s += predicted_s - self.predicted_s / RECENT_CHUNKS
+            self.measured_s += measured_s - self.measured_s / RECENT_CHUNKS
+
+    @property
+    def value(self) -> float | None:
+        """The ratio; None if there are too few chunks."""
+        return self.measured_s / self.predicted_s if self.num >= MIN_CHUNKS else None
 
 
 @dataclass(slots=True)
 class StageGauge:
     """Predicted and measured times of one stage. ``speeds`` None: the worker measured nothing, so nothing is predicted.
-    ``weight``: total weight of its layers."""
+    ``weight``: total weight of its layers. ``chunks``: the worker's ratio, to which prompts are added."""
 
     worker: str
     speeds: Speeds | None
@@ -212,9 +236,13 @@ class StageGauge:
     num_layers: int = 0
     recent_predicted_s: float = 0.0  # exponentially decaying sums over the latest steps
     recent_measured_s: float = 0.0
+    chunks: ChunkRatio = field(default_factory=ChunkRatio)
 
-    def record(self, predicted_s: float, measured_s: float) -> None:
-        """Add the times of a finished step."""
+    def record(self, shape: StepShape, measured_s: float) -> None:
+        """Add the measured time of a finished step."""
+        predicted_s = self.step_s(shape)
+        if shape.positions and not shape.decodes:
+            self.chunks.record(predicted_s, measured_s)
         self.num_steps += 1
         self.predicted_s += predicted_s
         self.measured_s += measured_s
@@ -276,7 +304,7 @@ class PlanGauge:
             held_s += hop.whole_s
             stage = self.stages.get(hop.worker)
             if stage is not None and stage.speeds is not None:
-                stage.record(stage.step_s(shape), hop.compute_s + (hop.sample_s if stage.has_head else 0.0))
+                stage.record(shape, hop.compute_s + (hop.sample_s if stage.has_head else 0.0))
         self.num_steps += 1
         self.seconds += seconds
         self.outside_s += max(0.0, seconds - held_s)

@@ -33,13 +33,21 @@ def step_pause_s(step_s: float, num_complete: int, num_waiting: int, wait_s: flo
     return min(MAX_PAUSE_S, sqrt(step_s * (step_s + weight * max(0.0, wait_s))))
 
 
-def predict_stretch(step_s: float, num_sequences: int, alone_s: float) -> float:
-    """Return the time of steps that run beside replays of that many sequences, as a multiple of the replays' own time
-    ``alone_s``. It counts for the replays of all sequences but the first, since no step runs before that is complete.
+def resumes_at_once(pause_s: float, step_s: float, num_waiting: int) -> bool:
+    """Whether a sequence that has just become complete gets its first token without a pause.
+
+    It has waited longest. A step now saves it the pause, and costs each waiting sequence a step's time.
     """
-    ratios = [
-        step_s / pause_s
-        for num_complete in range(1, num_sequences)
-        if (pause_s := step_pause_s(step_s, num_complete, num_sequences - num_complete, alone_s)) > 0
-    ]
-    return sum(ratios) / len(ratios) if ratios else 0.0
+    return pause_s > num_waiting * step_s
+
+
+def predict_steps_s(step_s: float, num_sequences: int, beside_s: float, wait_s: float) -> float:
+    """Predict the time of the steps that run while the replays of all sequences but the first, which take ``beside_s``
+    by themselves, are computed. ``wait_s``: see ``step_pause_s``."""
+    total_s = 0.0
+    for num_complete in range(1, num_sequences):
+        num_waiting = num_sequences - num_complete
+        pause_s = step_pause_s(step_s, num_complete, num_waiting, wait_s)
+        regular_s = beside_s / (num_sequences - 1) * step_s / pause_s if pause_s > 0 else 0.0
+        total_s += max(regular_s, step_s) if resumes_at_once(pause_s, step_s, num_waiting) else regular_s
+    return total_s

@@ -12,13 +12,14 @@ Gaps are filled one after the other, the largest first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from swarm.broker.planner import tables
-from swarm.broker.planner.pauses import predict_stretch
+from swarm.broker.planner.lost_positions import LostSequence, pack_chunks, run_sums, sum_lacking
+from swarm.broker.planner.pauses import predict_steps_s
 from swarm.broker.planner.problem import LayerShare, Line, PlanningProblem
 from swarm.broker.planner.search import ROUNDING
 from swarm.broker.planner.tables import Table
@@ -26,11 +27,13 @@ from swarm.wire.messages import LayerRange
 
 _Places = tuple[int | slice, int | slice]
 
-MIN_LOAD_S = 0.05  # minimum time of any load: a file is opened, kernels are warmed up
+MIN_LOAD_S = 0.025  # minimum time of any load: a file is opened, kernels are warmed up
 # For the forecast alone; measured on serving swarms (tools/bench_recovery.py): the time of orders and their answers if
-# nothing is loaded; and the time of a chunk besides its computing: the broker's turn, the log, sockets.
+# nothing is loaded; the time of a chunk besides its computing: the broker's turn, the log, sockets; and the additional
+# time of the first one, whose layers have new memory and cold caches.
 ORDERS_S = 0.02
-CHUNK_S = 0.006
+CHUNK_S = 0.002
+FIRST_CHUNK_S = 0.01
 NEAR = 0.1  # ways that differ by less than this fraction of the time, or this number of seconds, are equally soon
 NEAR_S = 0.02
 
@@ -51,27 +54,59 @@ class Takeover:
 class ReplayWork:
     """Amount of work that replays must compute again: ``positions`` of all sequences together, in ``chunks`` orders,
     with ``context`` positions before each chunk, on average. ``overlap``: fraction of the work that is computed beside
-    steps of sequences that have already resumed."""
+    steps of sequences that have already resumed. ``sequences``: number of sequences that become complete one after the
+    other; those that share a step count once.
+
+    ``lost``: all sequences, if there are copies of some, to be replayed in steps of ``chunk`` positions. Without it,
+    every device lacks all positions.
+    """
 
     positions: int
     chunks: int = 0
     context: int = 0
     overlap: float = 0.0
     sequences: int = 0
+    lost: tuple[LostSequence, ...] = ()
+    chunk: int = 0
 
     @classmethod
-    def from_sequences(cls, sequences: Iterable[int], chunk: int) -> ReplayWork:
-        """Add up the work of these sequences, each given by its number of positions."""
-        lengths = list(sequences)
-        total = sum(lengths)
-        context = sum(length * length for length in lengths) // (2 * total) if total else 0
-        overlap = 1 - min(lengths) / total if total else 0.0
-        return cls(total, sum(-(-length // chunk) for length in lengths), context, overlap, len(lengths))
+    def from_sequences(cls, sequences: Iterable[int | LostSequence], chunk: int) -> ReplayWork:
+        """Add up the work of these sequences, each given by its number of positions, if there were no copies."""
+        lost = tuple(each if isinstance(each, LostSequence) else LostSequence(each) for each in sequences)
+        work = cls._from_positions([(each.length, each.length) for each in lost], chunk)
+        return replace(work, lost=lost, chunk=chunk) if any(each.copies for each in lost) else work
+
+    @classmethod
+    def _from_positions(cls, parts: list[tuple[int, int]], chunk: int) -> ReplayWork:
+        """Add up the work of sequences, each given by its length and the positions that are lacking at its end."""
+        total = sum(lacking for _, lacking in parts)
+        if not total:
+            return cls(0)
+        chunks = pack_chunks((lacking for _, lacking in parts if lacking), chunk)
+        context = sum(lacking * (2 * length - lacking) for length, lacking in parts) // (2 * total)
+        return cls(total, chunks.num, context, 1 - chunks.first / total, chunks.num_ends)
+
+    def reduce_to(self, taken: Line, problem: PlanningProblem) -> ReplayWork:
+        """Return the work that copies leave, if these lost layers are taken by these devices."""
+        if not self.lost:
+            return self
+        holders = [(problem.devices[s.device].name, layer) for s in taken for layer in _layers(s)]
+        parts = [(each.length, max((each.lacking(*place) for place in holders), default=0)) for each in self.lost]
+        return replace(self._from_positions(parts, self.chunk), lost=self.lost, chunk=self.chunk)
+
+    def count(self, device: str, weights: Sequence[float]) -> Table:
+        """Return the positions, times the layers' weights, that a device replays if it takes the layers from the row's
+        up to, not including, the column's."""
+        if not self.lost:
+            return self.positions * tables.range_sums(weights)
+        return run_sums(weights, sum_lacking(self.lost, device, len(weights)))
 
     def predict_s(self, alone_s: float, step_s: float) -> float:
         """Return the duration of the replays if they take ``alone_s`` by themselves, and a step ``step_s``."""
-        alone_s += self.chunks * CHUNK_S
-        return alone_s * (1 + self.overlap * predict_stretch(step_s, self.sequences, alone_s))
+        if not self.positions:
+            return 0.0
+        alone_s += FIRST_CHUNK_S + self.chunks * CHUNK_S
+        return alone_s + predict_steps_s(step_s, self.sequences, self.overlap * alone_s, alone_s)
 
 
 def find_takeover(problem: PlanningProblem, survivors: Line, replays: ReplayWork) -> Takeover | None:
@@ -79,12 +114,34 @@ def find_takeover(problem: PlanningProblem, survivors: Line, replays: ReplayWork
     None if the lost layers don't fit in this way."""
     if not survivors:
         return None
-    pipeline = _Pipeline(problem, survivors, replays.positions)
+    pipeline = _Pipeline(problem, survivors, replays)
     while (gap := pipeline.largest_gap()) is not None:
         if not pipeline.fill(gap):
             return None
     line = tuple(pipeline.shares)
-    return Takeover(line, pipeline.load_s, pipeline.replay_s, pipeline.taken_shares(survivors))
+    taken = pipeline.taken_shares(survivors)
+    return Takeover(line, pipeline.load_s, predict_replay_s(problem, taken, replays), taken)
+
+
+def predict_replay_s(problem: PlanningProblem, taken: Line, replays: ReplayWork) -> float:
+    """Return the time to replay lost layers that these devices have taken. A layer must compute what any layer behind
+    it in the same gap lacks, whichever device takes that."""
+    weights, seconds = problem.model.layer_weights, 0.0
+    needed, next_layer = 0, -1
+    for share in sorted(taken, key=lambda share: share.layers.first, reverse=True):
+        device = problem.devices[share.device]
+        lacking = (
+            sum_lacking(replays.lost, device.name, len(weights)) if replays.lost else [replays.positions] * len(weights)
+        )
+        for layer in reversed(_layers(share)):
+            needed = max(lacking[layer], needed if layer + 1 == next_layer else 0)
+            seconds += needed * weights[layer] * device.replay_s
+            next_layer = layer
+    return seconds
+
+
+def _layers(share: LayerShare) -> range:
+    return range(share.layers.first, share.layers.stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +160,13 @@ class _Option:
 
 
 class _Pipeline:
-    def __init__(self, problem: PlanningProblem, survivors: Line, positions: int) -> None:
+    def __init__(self, problem: PlanningProblem, survivors: Line, replays: ReplayWork) -> None:
         self._problem = problem
-        self._positions = positions
         self._own = [tables.range_seconds(problem.model, d, problem.kv_positions) for d in problem.devices]
         self._moved = [tables.moved_bytes(problem.model, d) for d in problem.devices]
-        self._weights = tables.range_sums(problem.model.layer_weights)
+        self._replay = [d.replay_s * replays.count(d.name, problem.model.layer_weights) for d in problem.devices]
         self.shares = list(survivors)
-        self.load_s = self.replay_s = 0.0
+        self.load_s = 0.0
 
     def largest_gap(self) -> _Gap | None:
         return max(self._gaps(), key=lambda gap: len(gap.layers), default=None)
@@ -134,18 +190,11 @@ class _Pipeline:
         limit = min(way.seconds for way in options) * (1 + NEAR) + NEAR_S
         best = min((way for way in options if way.seconds <= limit), key=lambda way: (way.step_s, way.seconds))
         before, behind = gap.place - (gap.place > 0), gap.place + (gap.place < len(self.shares))
-        old = {share.device: share for share in self.shares[before:behind]}
-        self._add_times(old, best.shares, gap)
+        for share in best.shares:
+            loads = self._load_s(share.device)
+            self.load_s = max(self.load_s, float(loads[share.layers.first, share.layers.stop]))
         self.shares[before:behind] = best.shares
         return True
-
-    def _add_times(self, old: dict[int, LayerShare], new: Line, gap: _Gap) -> None:
-        for share in new:
-            layers = share.layers
-            self.load_s = max(self.load_s, float(self._load_s(share.device)[layers.first, layers.stop]))
-            first, stop = max(layers.first, gap.layers.first), min(layers.stop, gap.layers.stop)
-            if first < stop:
-                self.replay_s += float(self._replay_s(share.device)[first, stop])
 
     def taken_shares(self, survivors: Line) -> tuple[LayerShare, ...]:
         """Return the layers that each device holds in addition to before."""
@@ -184,15 +233,11 @@ class _Pipeline:
         yield _Option(best[2], best[3], tuple(shares))
 
     def _part(self, device: int, whole: _Places, taken: _Places) -> _Part:
-        return _Part(self._load_s(device)[whole], self._replay_s(device)[taken], self._own[device][whole])
+        return _Part(self._load_s(device)[whole], self._replay[device][taken], self._own[device][whole])
 
     def _load_s(self, device: int) -> Table:
         moved = self._moved[device]
         seconds: Table = moved / self._problem.devices[device].load_bytes_per_s + np.where(moved > 0, MIN_LOAD_S, 0.0)
-        return seconds
-
-    def _replay_s(self, device: int) -> Table:
-        seconds: Table = self._positions * self._problem.devices[device].replay_s * self._weights
         return seconds
 
 

@@ -12,7 +12,7 @@ from swarm.broker.planner.problem import Device, LayerShare, Line, ModelSizes, P
 from swarm.broker.planner.search import ROUNDING
 from swarm.broker.planner.solve import MAX_EXACT, solve, solve_fixed_order
 from swarm.broker.planner.standby import choose_standby
-from swarm.broker.planner.takeover import ORDERS_S, ReplayWork, Takeover, find_takeover
+from swarm.broker.planner.takeover import ORDERS_S, ReplayWork, Takeover, find_takeover, predict_replay_s
 from swarm.broker.planning import measurements
 from swarm.broker.planning.rules import PlanRules, exclusion_reason
 from swarm.broker.state import Plan, State, Worker
@@ -275,8 +275,9 @@ class CandidatePool:
             link=measurements.bound_link(hello.link),
             held=worker.layers if own else None,
             kept=worker.warm_layers if own else (),
-            load_bytes_per_s=worker.load_bytes_per_s,
-            replay_s=pace * (speeds.replay_s(self._context) if speeds else unknown / 16),
+            load_bytes_per_s=measurements.load_rate(worker, self._workers),
+            replay_s=measurements.replay_pace(worker, self._workers, self._state.plans.gauge)
+            * (speeds.replay_s(self._context) if speeds else unknown / 16),
             pinned=pin,
             max_layers=self._rules.caps.get(name),
             cant_reach=self._blocked.get(own, frozenset()) if own else frozenset(),
@@ -328,11 +329,23 @@ class CandidatePool:
             honest = self._add_all_costs(problem, everybody)
             takeover = find_takeover(honest, survivors, replays)
             if takeover is not None and tables.is_connected(honest, takeover.line):
-                replay_s = replays.predict_s(takeover.replay_s, self._state.costs.usual_step_s)
+                work = replays.reduce_to(takeover.taken, honest)
+                replay_s = work.predict_s(self._replay_alone_s(work, takeover, problem), self._state.costs.usual_step_s)
                 is_warm, load_s = not takeover.load_s, ORDERS_S + takeover.load_s
                 back = RecoveryOption(load_s, replay_s, is_warm, self._describe_choice(problem, takeover))
                 return replace(self._make_proposal(problem, takeover.line, everybody), back=back)
         return None
+
+    def _replay_alone_s(self, work: ReplayWork, takeover: Takeover, problem: PlanningProblem) -> float:
+        """Predict the duration of replays beside which no step runs. With copies, the positions that are left have more
+        positions before them than those for which the takeover was chosen."""
+        if self._context == work.context:
+            return takeover.replay_s
+        self._context = work.context
+        self._devices.clear()
+        everybody = list(range(len(self._ids)))
+        again = self._problem(everybody, problem.kv_positions, takes_turns=problem.takes_turns)
+        return predict_replay_s(self._add_all_costs(again, everybody), takeover.taken, work)
 
     def _describe_choice(self, problem: PlanningProblem, takeover: Takeover) -> str:
         parts = []

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
-from swarm.broker.planner.load import MAX_S, PlannedLoad, Speeds
+from swarm.broker.planner.load import MAX_S, PlanGauge, PlannedLoad, Speeds
+from swarm.broker.planner.lost_positions import LostSequence
 from swarm.broker.planner.problem import Device, NetworkLink
 from swarm.broker.state import State, Worker
 from swarm.broker.state.workers import BROKER, RouteState
@@ -16,6 +17,7 @@ UNKNOWN_S = 0.001  # time of a layer if no worker measured one: then all workers
 MAX_BYTES_PER_S = 1e15  # upper limit, whatever a worker reports of its link
 NEAR_S = 5e-4  # a shorter latency is mostly that of sockets and loops, which all first and last stages share
 SAME_SPEED = 0.95  # two measurements of the same differ by less
+LOAD_BYTES_PER_S = 5e8  # assumed rate of reading and warming weights, until one is measured
 
 
 def route_targets(state: State, workers: Sequence[Worker], kind: RouteState) -> dict[str, frozenset[str]]:
@@ -82,6 +84,36 @@ def layer_alone_s(worker: Worker, load: PlannedLoad) -> float:
     return UNKNOWN_S if speeds is None else speeds.layer_s(load)
 
 
+def load_rate(worker: Worker, workers: Sequence[Worker]) -> float:
+    """Return the rate at which a worker loads weights. Where it has loaded nothing yet, the best rate of its machine
+    counts: the others may have loaded at the same time, from a cold disk."""
+    if worker.load_bytes_per_s is not None:
+        return worker.load_bytes_per_s
+    rates = [w.load_bytes_per_s for w in _list_neighbors(worker, workers) if w.load_bytes_per_s is not None]
+    return max(rates, default=LOAD_BYTES_PER_S)
+
+
+def replay_pace(worker: Worker, workers: Sequence[Worker], gauge: PlanGauge) -> float:
+    """Return the duration of a worker's replays, relative to its benchmark at join.
+
+    Prompts and earlier replays show it, since both are computed in chunks. A worker without either is like the others
+    on its machine, or as quick as in its steps.
+    """
+    if worker.chunk_ratio.value is not None:
+        return worker.chunk_ratio.value
+    others = [value for w in _list_neighbors(worker, workers) if (value := w.chunk_ratio.value) is not None]
+    stage = gauge.stages.get(worker.name)
+    return (median(others) if others else None) or (None if stage is None else stage.recent_pace) or worker.pace
+
+
+def _list_neighbors(worker: Worker, workers: Sequence[Worker]) -> list[Worker]:
+    """Return the other workers that compute on the same kind of device of the same machine."""
+    own = worker.hello
+    return [
+        w for w in workers if w is not worker and own.host and (w.hello.host, w.hello.device) == (own.host, own.device)
+    ]
+
+
 def idle_penalty_s(costs: Sequence[LayerCost], load: PlannedLoad) -> float:
     """Return how much longer a step takes in a stage that was idle before. Only measurements made alone show it."""
     among, alone = Speeds.from_costs(costs, alone=False), Speeds.from_costs(costs, alone=True)
@@ -115,7 +147,22 @@ def equalize(devices: Sequence[Device]) -> list[Device]:
                 stage_s=min(d.stage_s for d in group),
                 embed_s=min(d.embed_s for d in group),
                 head_s=min(d.head_s for d in group),
-                replay_s=min(d.replay_s for d in group),
+                replay_s=median(d.replay_s for d in group),  # measured while the swarm runs, so none is the best
             )
         )
     return equalized
+
+
+def list_lost_sequences(state: State) -> Iterator[LostSequence]:
+    """Yield the running sequences, with the copies that workers hold of them, as far as they count."""
+    num_layers = 0 if state.manifest is None else state.manifest.num_layers
+    holders = {
+        i: worker.name for i, worker in state.workers.items() if i in state.kv_copies.held and not worker.is_gone
+    }
+    for sequence in state.running:
+        copies = {
+            name: positions
+            for holder, name in holders.items()
+            if any(positions := state.kv_copies.held[holder].positions(sequence.id, num_layers))
+        }
+        yield LostSequence(sequence.kv, copies)

@@ -26,7 +26,7 @@ from swarm.broker.planner.takeover import ReplayWork
 from swarm.broker.planning.alternatives import find_alternatives
 from swarm.broker.planning.candidates import CandidatePool, Proposal
 from swarm.broker.planning.demand import Demand
-from swarm.broker.planning.measurements import layer_alone_s
+from swarm.broker.planning.measurements import layer_alone_s, list_lost_sequences
 from swarm.broker.planning.rules import PlanRules, apply_steering, describe_held, exclude_cordoned
 from swarm.broker.state import Plan, StagePlan, State, Worker, WorkerState
 from swarm.broker.state.workers import BROKER, RouteState
@@ -285,7 +285,7 @@ class TargetPlan:
         positions per replay order."""
         if fallen is None or not (self.state.running or len(self.state.waiting)):
             return None
-        replays = ReplayWork.from_sequences((sequence.kv for sequence in self.state.running), chunk)
+        replays = ReplayWork.from_sequences(list_lost_sequences(self.state), chunk)
         return propose_recovery(self.state, self.rules, fallen, replays)
 
     @property

@@ -6,8 +6,9 @@ log upstream of them. Without such a log they are rebuilt from the tokens, which
 at boundary 0. No other layer computes anything: the survivors' keys and values stay as they are.
 
 Sequences are rebuilt in the order of their cost, and each resumes as soon as all its layers are complete. For every
-stage of the pipeline one chunk of a run is ordered at a time, and the next one when it is done: a step never waits for
-more than one chunk of replay.
+stage of the pipeline one chunk is ordered at a time, and the next one when it is done: a step never waits for more than
+one chunk of replay. A chunk is a part of one sequence, or the rests of several sequences that go through the same
+layers, as after a loss of layers of which there are copies.
 
 Keys and values are identified by their sequence's number, which is not enough: a worker may have served another
 journal, or a journal that was replaced by a backup since. So the keys and values of a worker's Hello count only if they
@@ -17,12 +18,13 @@ includes the worker, it holds what it was ordered to compute.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
 from swarm.broker.actions import Dispatch, Outbox, SendToWorker
+from swarm.broker.recovery.rebuild_runs import find_rebuild_runs, layer_positions
+from swarm.broker.recovery.replay_speeds import ReplaySpeeds
 from swarm.broker.state import Plan, Rebuild, Sequence, SequenceState, State, Worker
 from swarm.broker.state.plans import Rebuilding
 from swarm.broker.steps.kv_capacity import admission_blocks
@@ -41,10 +43,12 @@ from swarm.wire.messages import (
     ReplayMissing,
     Row,
     SequencePosition,
+    SequenceRange,
     Step,
     num_blocks,
-    to_ranges,
 )
+
+SHARED_STEP_VERSION = 4  # of the protocol: the first with replays of several sequences in one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,59 +133,14 @@ def _trust_digests(held: HeldSequence, state: State) -> HeldSequence:
 # --- replays ---------------------------------------------------------------------------------------------------------
 
 
-def find_rebuild_runs(
-    sequence: Sequence, plan: Plan, reports: Mapping[str, Activated], *, from_tokens: bool = False
-) -> list[Rebuild] | int:
-    """Return the replays that are needed until every layer holds ``sequence.kv`` positions. If they would go through
-    all layers, return instead the position from which the sequence is to be computed again like a prompt, in steps
-    shared with others."""
-    target = sequence.kv
-    positions = _layer_positions(sequence.id, plan, reports)
-    runs: list[Rebuild] = []
-    for lost in to_ranges(layer for layer, position in enumerate(positions) if position < target):
-        first, stop = lost.first, lost.stop
-        source, boundary = (None, 0) if from_tokens else _find_nearest_log(sequence.id, target, first, plan, reports)
-        num_lost, start = stop - first, min(positions[first:stop])
-        # it would go through layers of the run before: merge both into one run
-        if runs and boundary < runs[-1].through.stop:
-            before = runs.pop()
-            source, boundary = before.source, before.through.first
-            num_lost, start = num_lost + before.num_lost, min(start, before.start)
-        runs.append(Rebuild(source, LayerRange(boundary, stop), num_lost, target, start, start))
-    if any(run.through == LayerRange(0, len(positions)) for run in runs):
-        return min(positions)
-    return runs
+def _is_waiting(sequence: Sequence) -> bool:
+    """Whether a sequence still waits for its layers."""
+    return bool(sequence.rebuilds) and sequence.state is SequenceState.RUNNING
 
 
-def _layer_positions(sequence: int, plan: Plan, reports: Mapping[str, Activated]) -> list[int]:
-    """Return the position up to which each layer of the model holds the sequence."""
-    positions: list[int] = []
-    for stage in plan.stages:
-        held = next((h for h in reports[stage.incarnation].held if h.sequence == sequence), None)
-        positions.extend(_position(held, layer) for layer in range(stage.layers.first, stage.layers.stop))
-    return positions
-
-
-def _position(held: HeldSequence | None, layer: int) -> int:
-    if held is None:
-        return 0
-    return next((r.position for r in held.kv if r.layers.first <= layer < r.layers.stop), 0)
-
-
-def _find_nearest_log(
-    sequence: int, target: int, layer: int, plan: Plan, reports: Mapping[str, Activated]
-) -> tuple[str | None, int]:
-    """Return the stage with the complete log of the inputs of ``layer``, or of a layer before it, that can send it
-    there: a stage reaches the next stage, and its own layers. (None, 0): there is no such log, and the tokens must
-    serve."""
-    best: tuple[str | None, int] = (None, 0)
-    for stage in plan.stages:
-        for entry in reports[stage.incarnation].logs:
-            reaches = stage.layers.first < entry.boundary <= stage.layers.stop
-            whole = entry.sequence == sequence and entry.start == 0 and entry.stop >= target
-            if reaches and whole and best[1] < entry.boundary <= layer:
-                best = stage.incarnation, entry.boundary
-    return best
+def _remaining_work(sequence: Sequence) -> tuple[int, int]:
+    """Return a sort key: the sequence with the least work left comes first."""
+    return sum(run.cost for run in sequence.rebuilds), sequence.id
 
 
 @dataclass(slots=True)
@@ -192,8 +151,10 @@ class Rebuilder:
     settings: RebuildSettings
     out: Outbox
     rebuilding: Rebuilding = field(init=False)
+    _speeds: ReplaySpeeds = field(init=False)
 
     def __post_init__(self) -> None:
+        self._speeds = ReplaySpeeds(self.state)
         self.rebuilding = self.state.rebuilding
         self.rebuilding.chunk_positions = self.settings.chunk
 
@@ -212,8 +173,9 @@ class Rebuilder:
                 sequence.start_rebuild(runs)
                 waiting.append(sequence)
             self.state.running.refresh(sequence)
+        self._speeds.reset()
         self.rebuilding.reports.clear()
-        self.rebuilding.queue.extend(sorted(waiting, key=lambda s: (sum(run.cost for run in s.rebuilds), s.id)))
+        self.rebuilding.queue.extend(waiting)
         self.rebuilding.began_at = now
         self.rebuilding.cost = sum(run.cost for sequence in waiting for run in sequence.rebuilds)
         if waiting:
@@ -228,30 +190,39 @@ class Rebuilder:
             self.on_replay_missing(message, now)
 
     def on_replay_done(self, message: ReplayDone, now: float) -> None:
-        """Handle a replayed chunk."""
-        sequence, run = self._find(message.sequence, message.epoch, message.layers)
-        if sequence is None or run is None or message.kv != min(run.stop, run.done + self.rebuilding.chunk_positions):
-            self.state.count("stale_replays")
-            return
-        self.state.count("replayed_positions", message.kv - run.done)
-        self.state.count("replayed_layer_positions", (message.kv - run.done) * len(run.through))
-        self.state.count("lost_layer_positions", (message.kv - run.done) * run.num_lost)
-        self.rebuilding.cost_done += (message.kv - run.done) * len(run.through)
-        run.done = message.kv
-        if run.done >= run.stop:
-            sequence.finish_rebuild(run)
-        if not sequence.rebuilds:
-            self.rebuilding.in_progress.remove(sequence)
-            self.rebuilding.completed_before = self.state.next_step
-            self.state.running.refresh(sequence)
-            self.state.count("sequences_rebuilt")
-            self.out.note(
-                "sequence_rebuilt", sequence=sequence.id, positions=run.stop, after_s=now - self.rebuilding.began_at
-            )
-        else:
-            self._continue(sequence, now)
+        """Handle a replayed chunk, of one sequence or of several."""
+        done: list[tuple[Sequence, Rebuild]] = []
+        for reached in (SequencePosition(message.sequence, message.kv), *message.more):
+            sequence, run = self._find(reached.sequence, message.epoch, message.layers)
+            if sequence is None or run is None or reached.position != run.ordered:
+                self.state.count("stale_replays")
+            else:
+                done.append((sequence, run))
+        self._speeds.on_done([run for _, run in done], now)
+        for sequence, run in done:
+            self._record_chunk(sequence, run, now)
         self._start_next(now)
         self._check_end(now)
+
+    def _record_chunk(self, sequence: Sequence, run: Rebuild, now: float) -> None:
+        num_positions = run.ordered - run.done
+        self.state.count("replayed_positions", num_positions)
+        self.state.count("replayed_layer_positions", num_positions * len(run.through))
+        self.state.count("lost_layer_positions", num_positions * run.num_lost)
+        self.rebuilding.cost_done += num_positions * len(run.through)
+        run.done = run.ordered
+        self.rebuilding.in_progress.remove(sequence)
+        if run.done >= run.stop:
+            sequence.finish_rebuild(run)
+        if sequence.rebuilds:
+            self.rebuilding.queue.append(sequence)
+            return
+        self.rebuilding.completed_before = self.state.next_step
+        self.state.running.refresh(sequence)
+        self.state.count("sequences_rebuilt")
+        self.out.note(
+            "sequence_rebuilt", sequence=sequence.id, positions=run.stop, after_s=now - self.rebuilding.began_at
+        )
 
     def on_replay_missing(self, message: ReplayMissing, now: float) -> None:
         """Replay from the tokens instead, through all layers up to the end of the run: the log is gone meanwhile."""
@@ -261,7 +232,9 @@ class Rebuilder:
             return
         self.state.count("replays_missing")
         run.source, run.through = None, LayerRange(0, run.through.stop)
-        self._continue(sequence, now)
+        self.rebuilding.in_progress.remove(sequence)
+        self.rebuilding.queue.append(sequence)
+        self._start_next(now)
 
     def tick(self, now: float) -> None:
         """Remove sequences that ended or were preempted, and start the next ones."""
@@ -279,31 +252,48 @@ class Rebuilder:
         return (sequence, run) if through is None or run.through == through else (None, None)
 
     def _start_next(self, now: float) -> None:
-        """Start queued replays, so that as many sequences are in progress as the plan has stages (one if the stages
-        share cores)."""
-        plan = self.state.plans.current
-        for sequence in [
-            s for s in self.rebuilding.in_progress if not s.rebuilds or s.state is not SequenceState.RUNNING
-        ]:
-            self.rebuilding.in_progress.remove(sequence)
+        """Start queued replays, so that as many steps with replays are in progress as the plan has stages (one if the
+        stages share cores). The sequence with the least work goes first."""
+        plan, rebuilding = self.state.plans.current, self.rebuilding
+        for sequence in [s for s in rebuilding.in_progress if not _is_waiting(s)]:
+            rebuilding.in_progress.remove(sequence)
+        if rebuilding.queue:
+            waiting = sorted(filter(_is_waiting, rebuilding.queue), key=_remaining_work)
+            rebuilding.queue.clear()
+            rebuilding.queue.extend(waiting)
         if not self.state.plans.is_serving:
-            return
+            return  # the plan is about to be replaced, and the next one may need other replays
         # Stages that share cores gain nothing from several replays.
         most = 1 if plan is None or plan.shares_cores else len(plan.stages)
-        while self.rebuilding.queue and len(self.rebuilding.in_progress) < most:
-            sequence = self.rebuilding.queue.popleft()
-            if sequence.state is SequenceState.RUNNING and sequence.rebuilds:
-                self.rebuilding.in_progress.append(sequence)
-                self._order_chunk(sequence, sequence.rebuilds[0], now)
+        while rebuilding.queue and len({s.rebuilds[0].group for s in rebuilding.in_progress}) < most:
+            self._order_chunks(self._take_group(), now)
 
-    def _continue(self, sequence: Sequence, now: float) -> None:
-        """Order the next chunk. If the plan is about to be replaced, let the sequence wait: the next plan may need
-        other replays."""
-        if self.state.plans.is_serving:
-            self._order_chunk(sequence, sequence.rebuilds[0], now)
-        else:
-            self.rebuilding.in_progress.remove(sequence)
-            self.rebuilding.queue.appendleft(sequence)
+    def _take_group(self) -> list[Sequence]:
+        """Take the next sequence from the queue, and those whose last chunk goes through the same layers and still fits
+        into the step: a step reads all weights, however few positions it has."""
+        rebuilding = self.rebuilding
+        first = rebuilding.queue.popleft()
+        run, group = first.rebuilds[0], [first]
+        left = rebuilding.chunk_positions - (run.stop - run.done)
+        for sequence in list(rebuilding.queue) if self._can_share_step(first) else ():
+            other = sequence.rebuilds[0]
+            is_alike = (other.source, other.through) == (run.source, run.through)
+            if is_alike and other.stop - other.done <= left and self._can_share_step(sequence):
+                rebuilding.queue.remove(sequence)
+                group.append(sequence)
+                left -= other.stop - other.done
+        return group
+
+    def _can_share_step(self, sequence: Sequence) -> bool:
+        """Whether a sequence may be replayed in a step with others: not if it is suspected of a failure, or if its
+        record is long, or if a worker is too old."""
+        plan = self.state.plans.current
+        is_suspect = sequence.id in self.state.evidence.suspects or sequence.num_deaths > 1
+        has_long_record = sequence.request.submit.params.grammar is not None and not sequence.rebuilds[0].done
+        members = () if plan is None else (self.state.workers[incarnation] for incarnation in plan.members)
+        return not (is_suspect or has_long_record) and all(
+            max(worker.hello.wire_versions) >= SHARED_STEP_VERSION for worker in members
+        )
 
     def _check_end(self, now: float) -> None:
         if self.rebuilding.is_idle and self.state.plans.is_serving:
@@ -311,36 +301,50 @@ class Rebuilder:
 
     def _count_as_prompt(self, sequence: Sequence, plan: Plan, start: int) -> None:
         """Record the work of a sequence that all layers must compute again, whichever layers were lost."""
-        positions = _layer_positions(sequence.id, plan, self.rebuilding.reports)
+        positions = layer_positions(sequence, plan, self.rebuilding.reports)
         least = sum(max(0, sequence.kv - position) for position in positions)
         self.state.recoveries.add_replay_work((sequence.kv - start) * len(positions), least)
 
-    def _order_chunk(self, sequence: Sequence, run: Rebuild, now: float) -> None:
-        plan = self.state.plans.current
+    def _order_chunks(self, group: list[Sequence], now: float) -> None:
+        """Order one step with the next chunk of each of these sequences."""
+        plan, rebuilding = self.state.plans.current, self.rebuilding
         assert plan is not None
-        stop = min(run.stop, run.done + self.rebuilding.chunk_positions)
-        self.rebuilding.ordered_at = now
+        rebuilding.ordered_at = now
+        rebuilding.num_groups += 1
+        rebuilding.in_progress.extend(group)
+        self._speeds.on_ordered(rebuilding.num_groups, now)
+        ranges: list[SequenceRange] = []
+        for sequence in group:
+            run = sequence.rebuilds[0]
+            run.group, run.ordered = rebuilding.num_groups, min(run.stop, run.done + rebuilding.chunk_positions)
+            ranges.append(SequenceRange(sequence.id, run.done, run.ordered))
+        first, source, through = ranges[0], group[0].rebuilds[0].source, group[0].rebuilds[0].through
         alone = plan.shares_cores  # run the replay alone, since there are few steps meanwhile
-        if run.source is not None:
+        if source is not None:
             order = Replay(
                 epoch=plan.epoch,
-                sequence=sequence.id,
-                boundary=run.through.first,
-                start=run.done,
-                stop=stop,
-                through=run.through,
+                sequence=first.sequence,
+                boundary=through.first,
+                start=first.start,
+                stop=first.stop,
+                through=through,
                 alone=alone,
+                more=tuple(ranges[1:]),
             )
-            self.out.append(SendToWorker(run.source.encode(), order))
+            self.out.append(SendToWorker(source.encode(), order))
             return
         step = Step(
             epoch=plan.epoch,
             step=REPLAY_STEP,
-            rows=(Row(sequence.id, run.done, stop - run.done, False),),
-            tokens=tuple(sequence.tokens[run.done : stop]),
-            open=(build_open(sequence),) if run.done == 0 else (),
+            rows=tuple(Row(part.sequence, part.start, part.stop - part.start, False) for part in ranges),
+            tokens=tuple(
+                token
+                for sequence, part in zip(group, ranges, strict=True)
+                for token in sequence.tokens[part.start : part.stop]
+            ),
+            open=tuple(build_open(sequence) for sequence, part in zip(group, ranges, strict=True) if part.start == 0),
             replay=True,
-            through=run.through,
+            through=through,
             alone=alone,
         )
         self.out.append(Dispatch(step))

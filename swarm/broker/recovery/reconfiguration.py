@@ -220,8 +220,9 @@ class Reconfiguration:
         worker = self._state.workers[message.incarnation]
         worker.record_acceptance()
         stage = plans.upcoming.stage_of(message.incarnation) if plans.upcoming is not None else None
-        if stage is not None and plans.current is None:  # while steps run, workers load more slowly than they can
-            self.standby.record_load(worker, stage.load_bytes, message.load_s + message.warm_up_s)
+        if stage is not None:
+            is_alone = plans.current is None
+            self.standby.record_load(worker, stage.load_bytes, message.load_s + message.warm_up_s, is_alone=is_alone)
         plans.prepared[message.incarnation] = message
         plans.awaited.discard(message.incarnation)
         if plans.current is not None:

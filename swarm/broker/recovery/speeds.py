@@ -52,4 +52,5 @@ def make_gauges(state: State, mode: str, plan: Plan) -> Iterable[StageGauge]:
             has_embedding=layers.first == 0,
             has_head=layers.stop == manifest.num_layers,
             num_layers=len(layers),
+            chunks=state.workers[stage.incarnation].chunk_ratio,
         )

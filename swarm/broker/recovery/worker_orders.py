@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from swarm.broker.actions import Outbox, SendToWorker
+from swarm.broker.planner.takeover import MIN_LOAD_S
 from swarm.broker.planning.candidates import Proposal
 from swarm.broker.recovery.rebuild import live_positions
 from swarm.broker.state import Plan, Sequence, State, Worker, WorkerState
@@ -26,6 +27,7 @@ from swarm.wire.messages import (
 )
 
 MIN_BYTES = 1 << 20  # a smaller load gives no estimate of a worker's load speed
+MIN_RATED = 0.25  # least fraction of a load's time that counts for its rate
 RESEND_S = 1.0  # interval at which an order is resent to workers that have not answered it
 
 
@@ -165,7 +167,7 @@ class StandbyOrders:
         new = layers_of(message.layers) - layers_of(worker.warm_layers)
         num_bytes = sum(self._bytes(layer) for layer in new)
         worker.record_warm(message.layers, num_bytes)
-        self.record_load(worker, num_bytes, message.load_s)
+        self.record_load(worker, num_bytes, message.load_s, is_alone=not self.state.running)
         missing = layers_of(message.wanted) - layers_of(message.layers)
         self.out.note(
             "standby_warm",
@@ -176,10 +178,17 @@ class StandbyOrders:
             load_s=round(message.load_s, 3),
         )
 
-    def record_load(self, worker: Worker, num_bytes: int, seconds: float) -> None:
-        """Record how quickly bytes were loaded and warmed up, as the estimate for the next load."""
-        if num_bytes >= MIN_BYTES and seconds > 0:
-            worker.load_bytes_per_s = num_bytes / seconds
+    def record_load(self, worker: Worker, num_bytes: int, seconds: float, *, is_alone: bool) -> None:
+        """Record how quickly bytes were loaded and warmed up, as the estimate for the next load.
+
+        ``is_alone``: no steps ran meanwhile. Beside steps a worker loads more slowly than it can, so that such a load
+        never lowers the estimate. The time that any load takes is not part of the rate.
+        """
+        if num_bytes < MIN_BYTES or seconds <= 0:
+            return
+        rate = num_bytes / max(seconds - MIN_LOAD_S, MIN_RATED * seconds)
+        if is_alone or worker.load_bytes_per_s is None or rate > worker.load_bytes_per_s:
+            worker.load_bytes_per_s = rate
 
     def _bytes(self, layer: int) -> int:
         assert self.state.manifest is not None

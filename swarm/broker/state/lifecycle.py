@@ -51,6 +51,8 @@ class Rebuild:
     stop: int
     start: int  # position at which the rebuild began
     done: int  # positions computed so far
+    ordered: int = 0  # position up to which computing is ordered
+    group: int = 0  # number of the replay step that computes it, with those of other sequences
 
     @property
     def cost(self) -> int:

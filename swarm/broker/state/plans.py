@@ -283,7 +283,8 @@ class Rebuilding:
     # what each stage holds, until all stages have reported it
     reports: dict[str, Activated] = field(default_factory=dict)
     queue: deque[Sequence] = field(default_factory=deque)  # sequences that wait for their rebuild to start
-    in_progress: list[Sequence] = field(default_factory=list)
+    in_progress: list[Sequence] = field(default_factory=list)  # sequences with a chunk under way
+    num_groups: int = 0  # replay steps ordered so far
     ordered_at: float = 0.0  # time at which an order was last sent or answered
     began_at: float = 0.0
     cost: int = 0  # layers times positions of all replays since ``began_at``

@@ -6,6 +6,7 @@ import enum
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from swarm.broker.planner.load import ChunkRatio
 from swarm.wire.messages import Heartbeat, Hello, LayerRange, Release
 from swarm.wire.transport.keys import via_relay
 
@@ -25,7 +26,6 @@ GAP_WINDOW_S = 30.0  # seconds: the longest interval between two heartbeats is r
 MIN_HEARTBEATS = 15  # heartbeats needed before their regularity is used
 
 RATE_WINDOW_S = 1.0  # seconds over which the progress rate is averaged
-LOAD_BYTES_PER_S = 5e8  # assumed rate of reading and warming weights, until one is measured
 
 
 class WorkerState(enum.Enum):
@@ -159,7 +159,9 @@ class Worker:
     ordered_warm_layers: tuple[LayerRange, ...] | None = None
     warming_since: float = 0.0  # time at which it was last asked to keep layers warm
     warmed_bytes: int = 0  # bytes of weights warmed since then
-    load_bytes_per_s: float = LOAD_BYTES_PER_S  # last measured rate
+    # last measured rate of loading, besides the time that any load takes; None: not measured yet
+    load_bytes_per_s: float | None = None
+    chunk_ratio: ChunkRatio = field(default_factory=ChunkRatio)  # of prompts and replays
     stats: dict[str, float] = field(default_factory=dict)
     heartbeats: HeartbeatHistory = field(init=False)
     # start of the wait for workers started together: ``joined_at`` plus pauses of the broker

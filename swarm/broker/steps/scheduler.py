@@ -27,7 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from swarm.broker.planner.pauses import MAX_PAUSE_S, step_pause_s
+from swarm.broker.planner.pauses import MAX_PAUSE_S, resumes_at_once, step_pause_s
 from swarm.broker.state import InFlightStep, Sequence, SequenceState, State
 from swarm.broker.state.costs import CHUNK
 from swarm.broker.steps.kv_capacity import KvAllocator
@@ -173,8 +173,7 @@ def _must_yield_to_replays(state: State, now: float) -> bool:
     """Whether to pause so that the stages can work on replays: a step is served before the next replay chunk in every
     stage.
 
-    While no replay makes progress, steps leave half of the time to them. A sequence that has just become complete has
-    waited longest: it gets its token at once, unless the pause is shorter than a step for each sequence that waits.
+    While no replay makes progress, steps leave half of the time to them.
     """
     rebuilding, costs = state.rebuilding, state.costs
     if rebuilding.is_idle:
@@ -183,7 +182,7 @@ def _must_yield_to_replays(state: State, now: float) -> bool:
     is_blocked = now - rebuilding.ordered_at > MAX_PAUSE_S
     wait_s = 0.0 if is_blocked else rebuilding.expected_wait_s(now)
     pause_s = step_pause_s(step_s, len(state.running) - num_waiting, num_waiting, wait_s)
-    if rebuilding.completed_before == state.next_step and pause_s > num_waiting * step_s:
+    if rebuilding.completed_before == state.next_step and resumes_at_once(pause_s, step_s, num_waiting):
         return False
     return now - costs.last_done_at < pause_s
 

@@ -159,6 +159,7 @@ from swarm.wire.messages.records import (
     LayerRanges,
     PayloadSpec,
     SequencePosition,
+    SequenceRange,
     Setting,
     TensorSpec,
     TokenLogprob,

@@ -8,6 +8,7 @@ import msgspec
 
 from swarm.wire.messages.common import (
     MAX_NAME,
+    MAX_ROWS,
     MAX_SEQUENCES,
     MAX_STAGES,
     Endpoint,
@@ -25,7 +26,15 @@ from swarm.wire.messages.common import (
 )
 from swarm.wire.messages.data import Open, RecheckRoute
 from swarm.wire.messages.keys import BrokerKey, RotateKey
-from swarm.wire.messages.records import Edge, KvSource, KvTarget, LayerRange, LayerRanges, SequencePosition
+from swarm.wire.messages.records import (
+    Edge,
+    KvSource,
+    KvTarget,
+    LayerRange,
+    LayerRanges,
+    SequencePosition,
+    SequenceRange,
+)
 
 
 class Welcome(Message, frozen=True):
@@ -101,7 +110,7 @@ class Activate(Message, frozen=True):
 
 class Replay(Message, frozen=True):
     """Order to send the logged inputs of layer ``boundary`` at positions ``start`` … ``stop`` through the layers
-    ``through``."""
+    ``through``. ``more``: positions of other sequences, in the same step."""
 
     sequence: SequenceId
     boundary: LayerIndex
@@ -109,6 +118,7 @@ class Replay(Message, frozen=True):
     stop: Position
     through: LayerRange
     alone: bool = False
+    more: Annotated[tuple[SequenceRange, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
 
 
 class Recheck(Message, frozen=True):

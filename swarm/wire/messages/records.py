@@ -129,6 +129,14 @@ class Hop(Record, frozen=True):
         return max(self.held_s, self.wait_s + self.compute_s + self.sample_s)
 
 
+class SequenceRange(Record, frozen=True):
+    """Positions of a sequence from ``start`` up to, not including, ``stop``."""
+
+    sequence: SequenceId
+    start: Position
+    stop: Position
+
+
 class Edge(Record, frozen=True):
     """Destination of a stage's output: the next stage's data endpoint, or the broker's after the last stage."""
 

@@ -222,12 +222,14 @@ class KeptWarm(Message, frozen=True, tag="kept"):
 
 
 class ReplayDone(Message, frozen=True):
-    """Report that these layers have the sequence's keys and values up to ``kv``."""
+    """Report that these layers have the sequence's keys and values up to ``kv``. ``more``: other sequences of the same
+    step, each with its position."""
 
     incarnation: Incarnation
     sequence: SequenceId
     layers: LayerRange
     kv: Position
+    more: Annotated[tuple[SequencePosition, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
 
 
 class ReplayMissing(Message, frozen=True):

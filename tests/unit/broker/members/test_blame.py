@@ -99,11 +99,15 @@ class Play:
     def _replay(self, replays: list[tuple[str, Order]]) -> None:
         """Chunks go through all layers that they are for."""
         bench, last = self.bench, list(ranges(self.bench))[-1]
-        found = [(r.sequence, r.through, r.stop) for _, r in replays if isinstance(r, Replay)]
+        found = []
+        for _, order in replays:
+            assert isinstance(order, Replay)
+            found.append((order.sequence, order.through, order.stop))
+            found += [(part.sequence, order.through, part.stop) for part in order.more]
         for step in [step for step in bench.pipe if step.replay]:
             bench.pipe.remove(step)
             assert step.through is not None
-            found.append((step.rows[0].sequence, step.through, step.rows[0].start + step.rows[0].count))
+            found += [(each.sequence, step.through, each.start + each.count) for each in step.rows]
         for sequence, layers, stop in found:
             incarnation = bench.workers[last].incarnation
             bench.tell(

@@ -9,17 +9,20 @@ from dataclasses import replace
 import pytest
 
 from swarm.broker.planner import tables
-from swarm.broker.planner.pauses import predict_stretch
+from swarm.broker.planner.lost_positions import LostSequence, pack_chunks, run_sums
+from swarm.broker.planner.pauses import predict_steps_s
 from swarm.broker.planner.problem import Device, LayerShare, Line, ModelSizes, PlanningProblem
 from swarm.broker.planner.standby import StandbyPolicy, choose_standby
 from swarm.broker.planner.takeover import (
     CHUNK_S,
+    FIRST_CHUNK_S,
     MIN_LOAD_S,
     NEAR,
     NEAR_S,
     ReplayWork,
     Takeover,
     find_takeover,
+    predict_replay_s,
 )
 from swarm.wire.messages import LayerRange, layers_of
 
@@ -84,12 +87,14 @@ def test_what_is_replayed() -> None:
 
 def test_complete_sequences_take_a_part_of_the_time_from_the_others() -> None:
     """A replay beside steps lasts longer, by what the pauses between steps leave; one by itself doesn't."""
-    assert ReplayWork.from_sequences([512], 256).predict_s(1.0, 0.1) == pytest.approx(1.0 + 2 * CHUNK_S)
+    besides_s = FIRST_CHUNK_S + 2 * CHUNK_S
+    assert ReplayWork.from_sequences([512], 256).predict_s(1.0, 0.1) == pytest.approx(1.0 + besides_s)
     four = ReplayWork.from_sequences([256] * 4, 256)
-    alone_s = 4.0 + 4 * CHUNK_S
+    alone_s = 4.0 + FIRST_CHUNK_S + 4 * CHUNK_S
     for step_s in (0.1, 2.0):
-        expected = alone_s * (1 + 0.75 * predict_stretch(step_s, 4, alone_s))
+        expected = alone_s + predict_steps_s(step_s, 4, 0.75 * alone_s, alone_s)
         assert four.predict_s(4.0, step_s) == pytest.approx(expected)
+    assert ReplayWork.from_sequences([], 256).predict_s(0.0, 0.1) == 0.0
 
 
 def test_the_ends_of_the_pipeline() -> None:
@@ -215,6 +220,103 @@ def _seconds(problem: PlanningProblem, way: Line, gap: LayerRange, positions: in
     return load + replay
 
 
+# --- copies of keys and values ----------------------------------------------------------------------------------------
+
+
+def with_copies(*sequences: tuple[int, dict[str, list[int]]]) -> ReplayWork:
+    return ReplayWork.from_sequences([LostSequence(length, copies) for length, copies in sequences], 256)
+
+
+def warm_middle(**fields: dict[str, object]) -> PlanningProblem:
+    """Three stages; the neighbours of the middle one keep its layers warm."""
+    kept = {"kept": (LayerRange(4, 8),)}
+    devices = tuple(
+        device(f"w{i}", held=LayerRange(4 * i, 4 * i + 4), **(kept | fields.get(f"w{i}", {}))) for i in range(3)
+    )
+    return without(PlanningProblem(model(), devices), line((0, 0, 4), (2, 8, 12)))
+
+
+def taken_over(problem: PlanningProblem, replays: ReplayWork) -> Takeover:
+    result = find_takeover(problem, line((0, 0, 4), (2, 8, 12)), replays)
+    assert result is not None
+    return result
+
+
+def test_the_holder_of_copies_takes_the_layers() -> None:
+    """Both neighbours have them loaded, but only one can go on almost at once."""
+    copies = [0] * 4 + [1984] * 4 + [0] * 4
+    result = taken_over(warm_middle(), with_copies((2000, {"w2": copies})))
+    assert result.line == line((0, 0, 4), (2, 4, 12))
+    assert result.replay_s == pytest.approx(4 * 16 * 0.0001)
+    even = taken_over(warm_middle(), with_copies((2000, {})))
+    assert even.line == line((0, 0, 6), (2, 6, 12))
+    assert even.replay_s == pytest.approx(4 * 2000 * 0.0001)
+
+
+def test_a_holder_that_is_slow_may_be_the_sooner_one_still() -> None:
+    """What it lacks counts, not what it holds."""
+    slow: dict[str, object] = {"replay_s": 0.001}
+    for held, expected in ((1984, line((0, 0, 4), (2, 4, 12))), (1000, line((0, 0, 8), (2, 8, 12)))):
+        copies = [0] * 4 + [held] * 4 + [0] * 4
+        result = taken_over(warm_middle(w2=slow), with_copies((2000, {"w2": copies})))
+        assert result.line == expected
+
+
+def test_copies_of_halves_at_both_neighbours() -> None:
+    low, high = [0] * 4 + [1952] * 2 + [0] * 6, [0] * 6 + [1984] * 2 + [0] * 4
+    result = taken_over(warm_middle(), with_copies((2000, {"w0": low, "w2": high}), (1000, {"w0": low, "w2": high})))
+    assert result.line == line((0, 0, 6), (2, 6, 12))
+    assert result.replay_s == pytest.approx((2 * 48 + 2 * 16) * 0.0001)  # the shorter one has no position to replay
+
+
+def test_a_layer_computes_what_a_layer_behind_it_lacks() -> None:
+    """Copies before a layer without copies save nothing: it needs what comes out of them, from the beginning."""
+    problem = warm_middle()
+    copies = {"w0": [0] * 4 + [2000] * 8}
+    replays = with_copies((2000, copies))
+    assert predict_replay_s(problem, line((0, 4, 6), (2, 6, 8)), replays) == pytest.approx(4 * 2000 * 0.0001)
+    assert predict_replay_s(problem, line((2, 4, 6), (0, 6, 8)), replays) == pytest.approx(2 * 2000 * 0.0001)
+    assert predict_replay_s(problem, line((0, 0, 2), (2, 6, 8)), replays) == pytest.approx(4 * 2000 * 0.0001)
+
+
+def test_what_copies_leave_to_be_replayed() -> None:
+    """Few chunks, with much before each position."""
+    copies = {"w2": [0] * 4 + [960] * 4 + [0] * 4}
+    replays = with_copies(*((1000, copies) for _ in range(8)))
+    assert (replays.positions, replays.chunks, replays.context) == (8000, 32, 500)
+    left = replays.reduce_to(line((2, 4, 8)), warm_middle())
+    assert (left.positions, left.chunks, left.context, left.sequences) == (320, 2, 980, 2)
+    assert left.overlap == pytest.approx(1 - 240 / 320)  # six share the first chunk
+    assert left.predict_s(0.1, 0.05) < replays.predict_s(2.5, 0.05) / 10
+    nothing = with_copies((1000, {"w2": [1000] * 12})).reduce_to(line((2, 4, 8)), warm_middle())
+    assert nothing.predict_s(0.0, 0.05) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([], (0, 0, 0)),
+        ([1, 256, 257], (4, 3, 1)),
+        ([40] * 8, (2, 2, 240)),
+        ([600], (3, 1, 600)),
+        ([300, 200, 50], (3, 2, 250)),
+        ([300, 256, 30], (4, 3, 30)),
+    ],
+)
+def test_chunks_are_packed_like_orders(lengths: list[int], expected: tuple[int, int, int]) -> None:
+    assert pack_chunks(lengths, 256) == expected
+
+
+def test_runs_by_exhaustive_search() -> None:
+    chance = random.Random(3)
+    weights = [chance.random() for _ in range(7)]
+    lacking = [chance.choice([0, 16, 48, 1000]) for _ in range(7)]
+    table = run_sums(weights, lacking)
+    for first, stop in itertools.combinations_with_replacement(range(8), 2):
+        work = sum(weights[layer] * max(lacking[layer:stop]) for layer in range(first, stop))
+        assert table[first, stop] == pytest.approx(work)
+
+
 # --- standby ----------------------------------------------------------------------------------------------------------
 
 
@@ -256,6 +358,26 @@ def test_where_one_has_no_room_the_other_takes_more() -> None:
     keeps = kept(PlanningProblem(model(), devices), line((0, 0, 4), (1, 4, 8), (2, 8, 12)), "neighbours")
     assert 0 not in keeps
     assert keeps[2] == (LayerRange(4, 8),)
+
+
+@pytest.mark.parametrize(
+    ("before", "behind", "cut"),
+    [
+        ({}, {}, 7),
+        ({"layer_s": 0.002}, {}, 6),  # a third of the speed of both
+        ({}, {"layer_s": 0.002}, 8),
+        ({"memory_bytes": 139 * MIB}, {}, 6),  # room for half of them
+        ({}, {"memory_bytes": 139 * MIB}, 8),
+        ({"layer_s": 0.002}, {"memory_bytes": 139 * MIB}, 7),
+    ],
+)
+def test_neighbours_are_weighed_by_speed_and_memory(
+    before: dict[str, object], behind: dict[str, object], cut: int
+) -> None:
+    """The quicker one takes over more, and the one with little memory keeps some of it for keys and values."""
+    devices = (device("w0", **before), device("w1"), device("w2", **behind))
+    keeps = kept(PlanningProblem(model(14), devices), line((0, 0, 4), (1, 4, 10), (2, 10, 14)), "neighbours")
+    assert (keeps[0], keeps[2]) == ((LayerRange(4, cut),), (LayerRange(cut, 10),))
 
 
 def test_keys_and_values_keep_their_room() -> None:

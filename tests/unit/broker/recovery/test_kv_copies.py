@@ -20,6 +20,7 @@ from swarm.wire.messages import (
     HeldSequence,
     KvHeld,
     LayerRange,
+    Query,
     RangePosition,
     ReceiveKv,
     SendKv,
@@ -28,13 +29,13 @@ from swarm.wire.messages import (
 )
 from tests.unit.broker.bench import MIB, Bench, orders, ranges, settings, submit
 
-ROUTES = dict[tuple[str, str], list[LayerRange]]
+PINS = {"w0": LayerRange(0, 3), "w1": LayerRange(3, 6)}
+Routes = dict[tuple[str, str], list[LayerRange]]
 
 
 def copying(num_workers: int = 3, policy: StandbyPolicy = "neighbours", **fields: object) -> Bench:
     """Workers that take copies serve; ``log`` has all that was ordered so far."""
-    pins = {"w0": LayerRange(0, 3), "w1": LayerRange(3, 6)} if num_workers == 2 else {}
-    rules = PlanRules(standby_kv=policy, pins=pins)
+    rules = PlanRules(standby_kv=policy, pins=PINS if num_workers == 2 else {})
     bench = Bench(settings(plan=ReconfigurationSettings(settle_s=0.0, rules=rules)))
     for index in range(num_workers):
         add(bench, f"w{index}", **fields)
@@ -49,10 +50,10 @@ def add(bench: Bench, name: str, **fields: object) -> list[Action]:
     return bench.join(name, **({"bits": "alike", "kv_endpoint": f"tcp://{name}-kv"} | fields))
 
 
-def sent(actions: Sequence[Action]) -> ROUTES:
+def sent(actions: Sequence[Action]) -> Routes:
     """(source, holder) -> layers, of the last orders to every sender."""
     last = dict(orders(actions, SendKv))
-    routes: ROUTES = {}
+    routes: Routes = {}
     for source, order in last.items():
         assert isinstance(order, SendKv)
         for target in order.targets:
@@ -61,9 +62,9 @@ def sent(actions: Sequence[Action]) -> ROUTES:
     return routes
 
 
-def accepted(actions: Sequence[Action]) -> ROUTES:
+def accepted(actions: Sequence[Action]) -> Routes:
     last = dict(orders(actions, ReceiveKv))
-    routes: ROUTES = {}
+    routes: Routes = {}
     for holder, order in last.items():
         assert isinstance(order, ReceiveKv)
         for source in order.sources:
@@ -284,6 +285,26 @@ def test_a_report_in_another_lineage_counts_for_nothing() -> None:
     assert "kv_copies_reports" not in bench.state.counters
 
 
+def test_after_a_loss_the_holder_of_copies_takes_the_layers() -> None:
+    """And the forecast is for what its copies lack."""
+    forecasts = {}
+    for position in (0, 384):
+        bench = copying(3)
+        sequence = run(bench, 400)
+        first, middle, last = (name for name, _ in sorted(ranges(bench).items(), key=lambda each: each[1].first))
+        everything = (LayerRange(0, 6),)
+        for name in (first, last):
+            bench.state.workers[f"{name}.1"].record_warm(everything, 0)
+        report(bench, last, {sequence: position}, LayerRange(2, 4))
+        bench.lose(middle)
+        recovery = bench.state.recoveries.current or bench.state.recoveries.past[-1]
+        assert recovery.predicted is not None
+        forecasts[position] = recovery.predicted.replay_s
+        held = ranges(bench)[last]
+        assert held == (LayerRange(2, 6) if position else LayerRange(3, 6))
+    assert forecasts[384] < forecasts[0] / 2
+
+
 def test_what_a_stage_took_over_from_copies_counts_as_far_as_its_tokens_are_right() -> None:
     """It has them from another worker. Sequences that it opened itself have no digests."""
     bench = copying()
@@ -318,3 +339,53 @@ def test_copies_of_ended_sequences_are_dropped() -> None:
     bench.take()
     bench.tick(0.5)
     assert orders(bench.take(), ReceiveKv) == []
+
+
+# --- reports ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_shows_who_copies_what_and_its_price() -> None:
+    bench = copying(2)
+    body = bench.ask(Query(what="plan")).body
+    per_position = 3 * bench.workers["w0"].manifest.kv_bytes_per_token[0]
+    assert body["copies"] == [
+        {
+            "source": source,
+            "holder": holder,
+            "layers": [layers.first, layers.stop],
+            "positions": 0,
+            "behind": 0,
+            "bytes_per_position": per_position,
+            "full_bytes": per_position * 4096,
+            "bytes_per_s": 0,
+        }
+        for source, holder, layers in (("w0", "w1", PINS["w0"]), ("w1", "w0", PINS["w1"]))
+    ]
+    (line, _) = [line for line in body["why"] if "holds copies" in line]
+    assert line.startswith("w1 holds copies of w0's keys and values in layers 0–2: ")
+    assert "(plan.standby_kv)" in line
+    assert "predicted" in line
+    run(bench, 100)
+    bench.tick(1.0)
+    rate = bench.state.kv_copies.positions_per_s
+    assert rate > 0
+    body = bench.ask(Query(what="plan")).body
+    assert [row["bytes_per_s"] for row in body["copies"]] == [round(per_position * rate)] * 2
+    assert any(f"at the measured {rate:.0f} positions/s" in line for line in body["why"])
+
+
+def test_reports_show_how_far_copies_are() -> None:
+    bench = copying(2)
+    sequence = run(bench, 100)
+    report(bench, "w1", {sequence: 64}, PINS["w0"], num_bytes=1234, free_bytes=5678)
+    (w0, w1) = bench.ask(Query(what="nodes")).body["workers"]
+    assert w1["copies"] == {
+        "routes": [{"source": "w0", "layers": [0, 3], "positions": 64, "behind": 32}],
+        "num_bytes": 1234,
+        "free_bytes": 5678,
+    }
+    assert w0["copies"]["routes"][0]["behind"] == 96
+    assert bench.ask(Query(what="stats")).body["kv_copies"] == {"routes": 2, "bytes": 1234, "behind": 96}
+    bench = copying(2, "none")
+    assert [row["copies"] for row in bench.ask(Query(what="nodes")).body["workers"]] == [None, None]
+    assert "copies" not in bench.ask(Query(what="plan")).body

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 from msgspec.structs import replace
 
 from swarm.broker.events import Tick
 from swarm.broker.planner.pauses import step_pause_s
-from swarm.broker.recovery.rebuild import RebuildSettings, find_rebuild_runs
+from swarm.broker.recovery.rebuild import RebuildSettings
+from swarm.broker.recovery.rebuild_runs import MIN_SPLIT, find_rebuild_runs
 from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
 from swarm.broker.state import Plan, Rebuild, Request, Sequence, StagePlan
 from swarm.wire.messages import (
@@ -22,6 +23,8 @@ from swarm.wire.messages import (
     Replay,
     ReplayDone,
     ReplayMissing,
+    SequencePosition,
+    SequenceRange,
 )
 from tests.unit.broker.bench import CLIENT, TICK_S, Bench, orders, row, settings, steps, submit
 
@@ -127,6 +130,36 @@ CASES = {
         {},
         [(None, 0, 6, 30)],
     ),
+    "copies of the lost layers, one of them further": (
+        plan_of(("a", 0, 6), ("c", 6, 12)),
+        {"a": ((0, 4, 100), (4, 6, 64)), "c": ((6, 8, 96), (8, 12, 100))},
+        {"a": ((4, 100),)},
+        [("a", 4, 8, 64)],
+    ),
+    "copies of the lost layers, and the log was evicted": (
+        plan_of(("a", 0, 8), ("c", 8, 12)),
+        {"a": ((0, 4, 100), (4, 8, 96)), "c": C},
+        {},
+        [(None, 0, 8, 96)],
+    ),
+    "copies that are complete": (
+        plan_of(("a", 0, 8), ("c", 8, 12)),
+        {"a": ((0, 4, 100), (4, 8, 100)), "c": C},
+        {},
+        [],
+    ),
+    "copies that are ahead of what counts": (
+        plan_of(("a", 0, 6), ("c", 6, 12)),
+        {"a": ((0, 4, 101), (4, 6, 128)), "c": ((6, 8, 96), (8, 12, 101))},
+        {"a": ((4, 101),)},
+        [("a", 4, 8, 96)],
+    ),
+    "copies of the first stage": (
+        plan_of(("b", 0, 8), ("c", 8, 12)),
+        {"b": ((0, 4, 96), (4, 8, 100)), "c": C},
+        {"b": ((8, 100),)},
+        [(None, 0, 4, 96)],
+    ),
     "everything lost": (THREE, {"a": (), "b": (), "c": ()}, {}, 0),
     "all cut short": (THREE, {"a": ((0, 4, 30),), "b": ((4, 8, 20),), "c": ((8, 12, 25),)}, {}, 20),
 }
@@ -139,12 +172,62 @@ def test_lost_layers_are_rebuilt_from_the_nearest_log(name: str) -> None:
     assert runs(plan, said(held, logs)) == expected
 
 
+def test_a_log_without_its_beginning_serves_what_copies_lack() -> None:
+    """Its first positions are needed by nobody."""
+    plan = plan_of(("a", 0, 8), ("c", 8, 12))
+    stages = said({"a": ((0, 4, 100), (4, 8, 64)), "c": C})
+    for start, expected in ((64, [("a", 4, 8, 64)]), (65, [(None, 0, 8, 64)])):
+        stages["a"] = replace(stages["a"], logs=(LogRange(SEQUENCE, 4, start, 100),))
+        assert runs(plan, stages) == expected
+
+
+def long_runs(held: Mapping[str, Held], logs: Mapping[str, Logs], plan: Plan) -> list[tuple[int, int, int, int, int]]:
+    """(first layer, layer behind the last, first position, position behind the last, lost layers) at 1000 positions."""
+    request = Request(submit("r"), CLIENT, 0.0, None)
+    sequence = Sequence(id=SEQUENCE, request=request, index=0, seed=1, tokens=list(range(1000)), limit=2000)
+    sequence.kv = 1000
+    found = find_rebuild_runs(sequence, plan, said(held, logs))
+    assert isinstance(found, list)
+    return [(run.through.first, run.through.stop, run.start, run.stop, run.num_lost) for run in found]
+
+
+BETWEEN = plan_of(("a", 0, 6), ("c", 6, 12))
+
+
+@pytest.mark.parametrize(
+    ("before", "behind", "expected"),
+    [
+        (0, 960, [(4, 6, 0, 960, 2), (4, 8, 960, 1000, 4)]),  # what lies behind is computed once only
+        (960, 0, [(4, 8, 0, 1000, 4)]),  # it needs what comes out of the layers before it, from 0 on
+        (960 - MIN_SPLIT + 1, 960, [(4, 8, 960 - MIN_SPLIT + 1, 1000, 4)]),  # not worth another step
+        (960 - MIN_SPLIT, 960, [(4, 6, 960 - MIN_SPLIT, 960, 2), (4, 8, 960, 1000, 4)]),
+    ],
+)
+def test_layers_that_lag_differently(before: int, behind: int, expected: list[tuple[int, int, int, int, int]]) -> None:
+    """Of layers 4 to 8, two workers have copies up to different positions, or one of them has none."""
+    held = {"a": ((0, 4, 1000), (4, 6, before)), "c": ((6, 8, behind), (8, 12, 1000))}
+    assert long_runs(held, {"a": ((4, 1000),)}, BETWEEN) == expected
+
+
+def test_a_short_end_through_all_layers_is_replayed_too() -> None:
+    """Only if most of the work goes through all of them, the sequence is computed again like a prompt."""
+    plan = plan_of(("b", 0, 12))
+    assert long_runs({"b": ((0, 4, 0), (4, 12, 960))}, {}, plan) == [(0, 4, 0, 960, 4), (0, 12, 960, 1000, 12)]
+
+
 # --- with a broker ----------------------------------------------------------------------------------------------------
 
 
-def lose_one(chunk: int = 256, *, logged: bool = True, count: int = 1) -> Bench:
-    """Three workers and running sequences; the second worker dies. What the third one holds then is new to it, and the
-    first one has the log of what it sent."""
+def lose_one(
+    chunk: int = 256,
+    *,
+    logged: bool = True,
+    count: int = 1,
+    lost: int = 1,
+    before: Callable[[Bench], None] = lambda bench: None,
+) -> Bench:
+    """Three workers and running sequences; the second worker dies. What the last one of the others holds then is new to
+    it, and the first one has the log of what it sent. If the first worker dies, the other way round."""
     plan = ReconfigurationSettings(settle_s=0.0, rebuild=RebuildSettings(chunk=chunk))
     bench = Bench(settings(plan=plan)).serve(3)
     for index in range(count):
@@ -152,15 +235,14 @@ def lose_one(chunk: int = 256, *, logged: bool = True, count: int = 1) -> Bench:
     for _ in range(3):
         for _ in range(len(bench.pipe)):
             bench.finish()
-    first, last = (
-        worker for worker in (bench.workers[name] for name in ordered(bench)) if worker.name != second(bench)
-    )
+    first, last = (bench.workers[name] for index, name in enumerate(ordered(bench)) if index != lost)
     for sequence in bench.state.running:
-        last.held[sequence.id] = 0
+        (last if lost else first).held[sequence.id] = 0
         if logged:
             first.logged[sequence.id] = sequence.kv
+    before(bench)
     bench.take()
-    bench.lose(second(bench))
+    bench.lose(ordered(bench)[lost])
     assert bench.state.plans.is_serving
     return bench
 
@@ -170,12 +252,16 @@ def ordered(bench: Bench) -> list[str]:
     return [stage.name for stage in bench.state.plans.current.stages]
 
 
-def second(bench: Bench) -> str:
-    return ordered(bench)[1]
-
-
 def replays(bench: Bench) -> list[Replay]:
-    """What was ordered since the last time."""
+    """What was ordered since the last time; of sequences that share a step, an order for each."""
+    return [
+        replace(order, sequence=part.sequence, start=part.start, stop=part.stop, more=())
+        for order in replay_steps(bench)
+        for part in (SequenceRange(order.sequence, order.start, order.stop), *order.more)
+    ]
+
+
+def replay_steps(bench: Bench) -> list[Replay]:
     return [order for _, order in orders(bench.take(), Replay) if isinstance(order, Replay)]
 
 
@@ -398,3 +484,66 @@ def test_who_is_present_at_deaths_during_replays_is_suspected() -> None:
     bench.join("w9")
     bench.lose(ordered(bench)[-1])
     assert bench.sequence("r0").num_deaths == before + 1
+
+
+# --- several sequences in one step ------------------------------------------------------------------------------------
+
+
+def test_short_replays_of_several_sequences_share_a_step() -> None:
+    """Each step reads all weights. All that are done with it go on in the same step, too."""
+    bench = lose_one(count=3)
+    kv = {s.id: s.kv for s in bench.state.running}
+    (order,) = replay_steps(bench)
+    parts = [(order.sequence, order.start, order.stop), *((p.sequence, p.start, p.stop) for p in order.more)]
+    assert parts == [(s, 0, kv[s]) for s in sorted(kv, key=lambda s: kv[s])]
+    more = tuple(SequencePosition(sequence, stop) for sequence, _, stop in parts[1:])
+    message = ReplayDone(
+        epoch=order.epoch, incarnation="w0.1", sequence=order.sequence, layers=order.through, kv=order.stop, more=more
+    )
+    bench.tell(ordered(bench)[-1], message)
+    assert bench.state.rebuilding.is_idle
+    (step,) = bench.pipe
+    assert {r.sequence for r in step.rows} == set(kv)
+    bench.run_dry()
+    assert all(bench.sequence(f"r{i}").reason == "length" for i in range(3))
+
+
+def test_a_step_takes_no_more_than_a_chunk() -> None:
+    """Whole rests only: a sequence that does not fit goes into the next step."""
+    bench = lose_one(chunk=40, count=3)
+    steps_ordered = replay_steps(bench)
+    for order in steps_ordered:
+        parts = [(order.start, order.stop), *((p.start, p.stop) for p in order.more)]
+        assert sum(stop - start for start, stop in parts) <= 40
+    assert len(steps_ordered[0].more) == 1
+
+
+def test_the_tokens_of_several_sequences_share_a_step() -> None:
+    """The first stage is lost: the broker sends the step itself."""
+    bench = lose_one(count=3, lost=0)
+    (step,) = [step for step in steps(bench.take()) if step.replay]
+    sequences = sorted(bench.state.running, key=lambda s: s.kv)
+    assert row(step) == [(s.id, 0, s.kv) for s in sequences]
+    assert step.tokens == tuple(token for s in sequences for token in s.tokens[: s.kv])
+    assert [item.sequence for item in step.open] == [s.id for s in sequences]
+    assert step.through == LayerRange(0, 4)
+
+
+def test_a_suspect_is_replayed_alone() -> None:
+    """If it kills the worker once more, nothing else was in the step."""
+    bench = lose_one(count=3, before=lambda bench: bench.sequence("r1").count_deaths())
+    suspect = bench.sequence("r1").id
+    together = [{each.sequence, *(part.sequence for part in each.more)} for each in replay_steps(bench)]
+    assert sorted(map(len, together)) == [1, 2]
+    assert {suspect} in together
+
+
+def test_an_old_worker_gets_a_step_for_each_sequence() -> None:
+    """It would not understand several."""
+
+    def grow_old(bench: Bench) -> None:
+        for worker in bench.state.workers.values():
+            worker.hello = replace(worker.hello, wire_versions=(1, 2, 3))
+
+    ordered_at_once = replay_steps(lose_one(count=3, before=grow_old))
+    assert [order.more for order in ordered_at_once] == [(), ()]

@@ -1,0 +1,74 @@
+"""Layers that move between real processes under load, with their keys and values."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from swarm import AsyncClient
+from swarm.wire.messages import BLOCK, PlanCommand
+from tests.faults.zygote import Zygote
+from tests.integration.processes import Processes, figures, some_tokens
+
+NUM_TOKENS = 800
+PROMPTS = [[5 + i % 90 for i in range(first, first + 150)] for first in (0, 7, 30, 61)]
+
+Change = Callable[[Processes, AsyncClient], Awaitable[None]]
+
+
+async def drain(swarm: Processes, client: AsyncClient) -> None:
+    """As ``swarmctl drain w1``."""
+    assert (await client.steer(PlanCommand(verb="drain", worker="w1")))["state"] == "drained"
+    await swarm.until(client, "plan", lambda plan: "w1" not in _holders(plan))
+
+
+async def leave(swarm: Processes, client: AsyncClient) -> None:
+    """As its service manager ends a worker."""
+    leaving = swarm.workers.pop("w1")
+    leaving.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(leaving.wait, 30) == 143
+
+
+async def join(swarm: Processes, client: AsyncClient) -> None:
+    """A third worker comes."""
+    swarm.start_worker("w2")
+    await swarm.until(client, "plan", lambda plan: "w2" in _holders(plan))
+
+
+def _holders(plan: dict) -> list[str]:  # type: ignore[type-arg]
+    return [stage["worker"] for stage in plan["stages"]]
+
+
+@pytest.mark.parametrize(("num_workers", "change"), [(3, drain), (3, leave), (2, join)])
+async def test_no_position_is_computed_again(
+    random_llama: Path, zygote: Zygote, tmp_path: Path, num_workers: int, change: Change
+) -> None:
+    """Under load, the plan changes while it is whole: every token is the same as without, and the keys and values of
+    the moved layers come from their former holder."""
+    with Processes(random_llama, tmp_path, launch=zygote) as swarm:
+        swarm.start(num_workers)
+        async with AsyncClient(swarm.url, connect_timeout_s=60) as client:
+            await swarm.until_serving(client, num_workers)
+            expected = [await _generate(client, prompt) for prompt in PROMPTS]
+            answers = [asyncio.create_task(_generate(client, prompt)) for prompt in PROMPTS]
+            await some_tokens(swarm, client, 4 * 40)
+            before = await figures(client)
+            await change(swarm, client)
+            assert not any(answer.done() for answer in answers)
+            assert await asyncio.gather(*answers) == expected
+            after = await figures(client)
+        assert after.get("migrations", 0) == before.get("migrations", 0) + 1
+        assert after.get("migrations_incomplete", 0) == 0
+        assert after.get("replayed_positions", 0) == 0
+        # Everything is computed once for the expected tokens, and once again except for the prompts' cached beginnings.
+        once = sum(len(prompt) + NUM_TOKENS - 1 for prompt in PROMPTS)
+        cached = sum(len(prompt) // BLOCK * BLOCK for prompt in PROMPTS)
+        assert after["positions"] == 2 * once - cached
+
+
+async def _generate(client: AsyncClient, prompt: list[int]) -> list[int]:
+    return list((await client.generate(prompt, max_tokens=NUM_TOKENS, ignore_eos=True)).tokens)
