@@ -173,7 +173,8 @@ def _describe_without_standby(layers: list[object]) -> str:
 
 
 def plan(body: Body) -> RenderableType:
-    parts: list[RenderableType] = [fields(body, hidden={"stages", "why", "coming", "forecast", "by_hand", "copies"})]
+    hidden = {"stages", "why", "coming", "forecast", "by_hand", "copies", "moves"}
+    parts: list[RenderableType] = [fields(body, hidden=hidden)]
     parts.append(_render_stages(body.get("stages")))
     parts += _render_kernels(read_rows(body.get("stages")), "worker")
     parts += [Text(f"· {format_value('', reason)}") for reason in _as_list(body.get("why"))]
