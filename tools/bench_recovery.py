@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Measure what it costs when workers die, and to be ready for that. Three measurements, one or all of them:
+"""Measure what it costs when workers die, and to be ready for that. Three measurements, and
+five more of copies; one, several or all of them:
 
 detection  from the fault until the broker knows, of each class: crash (SIGKILL), freeze (SIGSTOP), hang (the compute
            thread stands still, by a failpoint) and terminate (SIGTERM: the worker says that it wishes to go).
@@ -9,6 +10,15 @@ stall      the longest gap between two tokens of running answers when the middle
            one's process is started again), ``tokens`` (as standby, rebuilt from the tokens instead of the logs). The
            tokens must be those of the undisturbed run.
 overhead   decoding with logs and beats against the same without, in turns.
+
+Five more compare a swarm with copies of keys and values (`plan.standby_kv = neighbours`) with one without, in turns.
+Each row has its goal.
+
+copies     the stall after a kill, and by how much it grows with each further position.
+cost       the part of the throughput that copies take, for each of `--decoding` sequences.
+drain      the longest gap while the middle stage is drained under the largest case, and the positions computed again.
+deaths     two deaths within a second: the longest gap, and what was replayed.
+newcomer   the gain of a second worker: predicted, achieved, and the time to reach it. Needs root and two cores.
 """
 
 from __future__ import annotations
@@ -16,14 +26,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bench_lib import BenchError, add_model_options, model_of, numbers, report
+from recovery_changes import change_rows, newcomer_rows
+from recovery_copies import cost_rows, stall_rows
 from recovery_detection import CLASSES, detection
+from recovery_goals import COLUMNS, Figure
 from recovery_overhead import Paired, halves, overhead
 from recovery_stall import PARTS, WAYS, Case, Outcome, stall
 from recovery_swarm import STAGES, percentile
@@ -32,7 +45,7 @@ from rich.table import Table
 from swarm.demo import model_path
 from swarm.errors import SwarmError
 
-WHAT = ("detection", "stall", "overhead")
+WHAT = ("detection", "stall", "overhead", "copies", "cost", "drain", "deaths", "newcomer")
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -81,6 +94,13 @@ def middle(values: Sequence[float | None]) -> float | None:
     return median(known) if known else None
 
 
+def goals_table(rows: list[Figure]) -> Table:
+    drawn = table("copies of keys and values", COLUMNS)
+    for row in rows:
+        drawn.add_row(*row.cells())
+    return drawn
+
+
 def overhead_table(found: Paired) -> Table:
     drawn = table("logs and beats, on against off", ("", "on", "off", "cost", "half of the pairs between"))
     sides = (found.on, found.off)
@@ -115,7 +135,32 @@ async def measured(arguments: argparse.Namespace, model: Path) -> tuple[list[Tab
         tables.append(overhead_table(found.pairs))
         results["overhead"] = asdict(found.pairs) | {"costs": found.pairs.costs, "computed": found.pairs.computed}
         results["log_bytes_per_token"] = found.log_bytes_per_token
+    rows, raw = await copies_measured(arguments, model)
+    if rows:
+        tables.append(goals_table(rows))
+        results |= {"copies": raw, "rows": [row.cells() for row in rows]}
     return tables, results
+
+
+async def copies_measured(arguments: argparse.Namespace, model: Path) -> tuple[list[Figure], dict[str, Any]]:
+    """Make the measurements that compare a swarm with copies with one without."""
+    rows: list[Figure] = []
+    raw: dict[str, Any] = {}
+    lengths = arguments.before, arguments.after
+    cases = [Case(num, context, *lengths) for num in arguments.sequences for context in arguments.contexts]
+    largest = cases[-1]
+    measurements: dict[str, Callable[[], Awaitable[tuple[list[Figure], dict[str, Any]]]]] = {
+        "copies": lambda: stall_rows(model, cases, arguments.rounds, demo=arguments.demo),
+        "cost": lambda: cost_rows(model, arguments.decoding, arguments.pairs, arguments.tokens, demo=arguments.demo),
+        "drain": lambda: change_rows(model, "drain", largest, arguments.rounds),
+        "deaths": lambda: change_rows(model, "deaths", largest, arguments.rounds),
+        "newcomer": lambda: newcomer_rows(model, arguments.rounds),
+    }
+    for name, measure in measurements.items():
+        if name in arguments.what:
+            more, raw[name] = await measure()
+            rows += more
+    return rows, raw
 
 
 def listed(known: Sequence[str]) -> Any:
@@ -144,6 +189,11 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=10, help="turns with logs and beats, and as many without")
     parser.add_argument("--decodes", type=int, default=4, metavar="N", help="sequences that decode in these turns")
     parser.add_argument("--tokens", type=int, default=64, metavar="N", help="of each of them")
+    parser.add_argument(
+        "--decoding", type=numbers, default=(1, 16), metavar="N,N", help="sequences that pay for copies"
+    )
+    parser.add_argument("--before", type=int, default=32, metavar="N", help="tokens of an answer before a change")
+    parser.add_argument("--after", type=int, default=40, metavar="N", help="and after it, where copies are measured")
     parser.add_argument("--json", action="store_true", help="print JSON, with every sample")
     arguments = parser.parse_args()
     try:

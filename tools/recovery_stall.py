@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,15 +21,19 @@ PARTS = ("detect", "plan", "load", "activate", "replay", "resume")
 
 @dataclass(frozen=True)
 class Case:
+    """``before``, ``after``: tokens of each answer before the kill and after it."""
+
     sequences: int
     context: int
+    before: int = BEFORE
+    after: int = AFTER
 
     @property
     def name(self) -> str:
         return f"{self.sequences} × {self.context}"
 
     def prompts(self, vocabulary: int) -> list[list[int]]:
-        return [random_prompt(max(1, self.context - BEFORE), vocabulary) for _ in range(self.sequences)]
+        return [random_prompt(max(1, self.context - self.before), vocabulary) for _ in range(self.sequences)]
 
 
 @dataclass(frozen=True)
@@ -90,19 +94,33 @@ async def swarm_for(way: Way, model: Path) -> AsyncIterator[Parts]:
         yield parts
 
 
-async def one_kill(parts: Parts, way: Way, prompts: list[list[int]], expected: list[Stream]) -> dict[str, Any]:
+async def nothing() -> None:
+    """Do nothing before a kill."""
+
+
+async def one_kill(
+    parts: Parts,
+    way: Way,
+    prompts: list[list[int]],
+    expected: list[Stream],
+    *,
+    before_kill: Callable[[], Awaitable[None]] = nothing,
+    case: Case | None = None,
+) -> dict[str, Any]:
     """Kill the middle stage's process while these answers run, and bring the swarm back to what it was."""
     victim = await parts.stage(1)
     sent_at = 0.0
 
     async def kill() -> None:
         nonlocal sent_at
+        await before_kill()
         sent_at = parts.signal(victim, signal.SIGKILL)
         await parts.ended(victim)
         if way.restarts:
             parts.start(victim)
 
-    streams = await answers(parts.client, prompts, BEFORE, AFTER, kill)
+    before, after = (BEFORE, AFTER) if case is None else (case.before, case.after)
+    streams = await answers(parts.client, prompts, before, after, kill)
     if [s.tokens for s in streams] != [s.tokens for s in expected]:
         raise BenchError(f"{way.name}: the tokens differ from those of the undisturbed run")
     entry = await parts.recovery(sent_at)

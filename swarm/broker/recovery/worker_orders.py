@@ -11,6 +11,7 @@ from typing import NamedTuple
 from swarm.broker.actions import Outbox, SendToWorker
 from swarm.broker.planner.takeover import MIN_LOAD_S
 from swarm.broker.planning.candidates import Proposal
+from swarm.broker.planning.measurements import LOAD_BYTES_PER_S
 from swarm.broker.recovery.rebuild import live_positions
 from swarm.broker.state import Plan, Sequence, State, Worker, WorkerState
 from swarm.wire.messages import (
@@ -27,6 +28,7 @@ from swarm.wire.messages import (
 )
 
 MIN_BYTES = 1 << 20  # a smaller load gives no estimate of a worker's load speed
+ASSUMED_BYTES = 32 << 20  # weight of the assumed rate in an estimate
 MIN_RATED = 0.25  # least fraction of a load's time that counts for its rate
 RESEND_S = 1.0  # interval at which an order is resent to workers that have not answered it
 
@@ -183,11 +185,13 @@ class StandbyOrders:
         """Record how quickly bytes were loaded and warmed up, as the estimate for the next load.
 
         ``is_alone``: no steps ran meanwhile. Beside steps a worker loads more slowly than it can, so that such a load
-        never lowers the estimate. The time that any load takes is not part of the rate.
+        never lowers the estimate. The time that any load takes is not part of the rate, and a small load changes the
+        estimate little: most of its time does not depend on its size.
         """
         if num_bytes < MIN_BYTES or seconds <= 0:
             return
-        rate = num_bytes / max(seconds - MIN_LOAD_S, MIN_RATED * seconds)
+        rated_s = max(seconds - MIN_LOAD_S, MIN_RATED * seconds)
+        rate = (num_bytes + ASSUMED_BYTES) / (rated_s + ASSUMED_BYTES / LOAD_BYTES_PER_S)
         if is_alone or worker.load_bytes_per_s is None or rate > worker.load_bytes_per_s:
             worker.load_bytes_per_s = rate
 

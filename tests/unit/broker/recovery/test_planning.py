@@ -23,7 +23,9 @@ from swarm.broker.events import EpochWritten, HeartbeatReceived, WorkerDisconnec
 from swarm.broker.members.admission import MAX_REMEMBERED
 from swarm.broker.members.integrity import QUARANTINE_AFTER
 from swarm.broker.planner.takeover import MIN_LOAD_S
+from swarm.broker.planning.measurements import LOAD_BYTES_PER_S
 from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
+from swarm.broker.recovery.worker_orders import ASSUMED_BYTES
 from swarm.broker.reports.scheduling import report_scheduler
 from swarm.broker.state import PlanPhase, SequenceState, WorkerState
 from swarm.broker.state.workers import Verdict
@@ -1082,7 +1084,8 @@ def test_layers_that_are_being_warmed_have_a_forecast(make_bench: Callable[..., 
     assert (warming["warm_bytes"], warming["wanted_bytes"]) == (size(first), size(LayerRange(3, 6)))
     assert warming["ready_in_s"] == pytest.approx(6.0 * (1 - loaded) / loaded, rel=0.1)
     assert any(f"{100 * loaded:.0f} % of it is loaded, the rest in about" in line for line in why_of(bench))
-    assert bench.state.workers["w0.1"].load_bytes_per_s == pytest.approx(size(first) / (0.2 - MIN_LOAD_S))
+    rated_s = 0.2 - MIN_LOAD_S + ASSUMED_BYTES / LOAD_BYTES_PER_S
+    assert bench.state.workers["w0.1"].load_bytes_per_s == pytest.approx((size(first) + ASSUMED_BYTES) / rated_s)
     both = (LayerRange(3, 6),)
     bench.tell("w0", KeptWarm(epoch=1, incarnation="w0.1", layers=both, wanted=both, load_s=0.4))
     assert bench.ask(Query(what="nodes")).body["workers"][0]["warming"] is None
