@@ -237,3 +237,21 @@ def test_gate_and_up_must_be_alike() -> None:
     gate, narrow = (weight_of(random_tensor(Q4_1, 70, inputs)) for inputs in (96, 64))
     with pytest.raises(ValueError, match="same shape"):
         QuantizedGated(gate, narrow, ("swish", ""), torch.bfloat16)
+
+
+@needs_library
+@pytest.mark.parametrize("wrong", ["narrow", "low", "missing", "unexpected"])
+@pytest.mark.parametrize("array", ["codes", "scales", "minima", "group_scales", "group_minima", "order"])
+def test_arrays_of_other_sizes_do_not_reach_the_kernels(array: str, wrong: str) -> None:
+    """C reads as many numbers as the format and the shape require."""
+    nested = weight_format(Codes.INT5, Scales.NESTED, Minima.NESTED, 32)
+    plain = weight_format(Codes.INT4, Scales.FLOAT16, Minima.NONE, 32)
+    tensor = random_tensor(plain if wrong == "unexpected" else nested, *SHAPE, ordered=wrong != "unexpected")
+    right = getattr(tensor, array)
+    if (right is None) != (wrong == "unexpected") or (array, wrong) in (("order", "low"), ("codes", "missing")):
+        return  # such a matrix has no such array, or the array can't be like this
+    kinds = {"narrow": lambda array: array[..., :-1].clone(), "low": lambda array: array[:-1].clone()}
+    changed = kinds[wrong](right) if wrong in kinds else None if wrong == "missing" else torch.zeros(1)
+    weight = replace(weight_of(tensor), read=lambda: replace(tensor, **{array: changed}))
+    with pytest.raises(ValueError, match=array):
+        QuantizedLinear(weight, None, torch.bfloat16)

@@ -15,7 +15,15 @@ from swarm.stage import native
 from swarm.stage.native import cores, packed_cache
 from swarm.stage.native.int8_rows import supports_int8
 from swarm.stage.native.linears import FUNCTIONS, UNGATED, NativeLinear, NativeModule
-from swarm.stage.quantization.formats import Codes, Minima, Scales, WeightFormat, packed_bytes
+from swarm.stage.quantization.formats import (
+    GROUPS,
+    SUPER_GROUP,
+    Codes,
+    Minima,
+    Scales,
+    WeightFormat,
+    packed_bytes,
+)
 from swarm.stage.quantization.tensors import QuantizedTensor, QuantizedWeight, code_values, join_keys
 
 # Encodings, as in kernels.h.
@@ -79,7 +87,10 @@ class QuantizedMatrices:
         for index, parts in enumerate(zip(*(each.read_experts() for each in weights), strict=True)):
             for part, weight in zip(parts, weights, strict=True):
                 if part.shape != weight.shape[-2:] or part.format != weight.format:
-                    raise ValueError(f"{tuple(part.shape)} was read where {tuple(weight.shape)} was described")
+                    raise ValueError(
+                        f"codes of shape {tuple(part.shape)} were read where {tuple(weight.shape)} was described"
+                    )
+                _check_arrays(part, is_ordered=bool(weight.order_key))
             _pack_matrix(form, parts, packed[index * self._size : (index + 1) * self._size])
             order = parts[0].order
         if order is not None:
@@ -135,6 +146,31 @@ def _pack_matrix(form: native.NativeFormat, parts: Sequence[QuantizedTensor], pa
     library.swarm_pack(
         ctypes.byref(form), numbers, len(parts), parts[0].shape[-1], packed.data_ptr(), torch.get_num_threads()
     )
+
+
+def _check_arrays(tensor: QuantizedTensor, *, is_ordered: bool) -> None:
+    """Raise ``ValueError`` unless the matrix has every array that its format requires, with the shape and dtype that C
+    reads: C gets addresses only."""
+    form, (outputs, inputs) = tensor.format, tensor.shape
+    groups, super_groups = (outputs, -(-inputs // form.group)), (outputs, -(-inputs // SUPER_GROUP))
+    has_nested_scales, has_nested_minima = form.scales is Scales.NESTED, form.minima is Minima.NESTED
+    scales, minima = (super_groups if is_nested else groups for is_nested in (has_nested_scales, has_nested_minima))
+    required: list[tuple[str, tuple[int, ...] | None, torch.dtype | None]] = [  # a shape of None: no such array
+        ("codes", (outputs, inputs), torch.uint8),
+        ("scales", scales, None),
+        ("minima", None if form.minima is Minima.NONE else minima, None),
+        ("group_scales", groups if has_nested_scales else None, torch.int8),
+        ("group_minima", groups if has_nested_minima else None, torch.uint8),
+        ("order", (inputs,) if is_ordered else None, torch.int32),
+    ]
+    if form.group not in GROUPS:
+        raise ValueError(f"the kernels have no groups of {form.group} inputs")
+    for name, shape, dtype in required:
+        array: torch.Tensor | None = getattr(tensor, name)
+        actual = None if array is None else tuple(array.shape)
+        if actual != shape or (array is not None and dtype not in (None, array.dtype)):
+            kind = "" if array is None else f" ({array.dtype})"
+            raise ValueError(f"{form.name} has {name} of shape {actual}{kind}, and the kernels read {shape}")
 
 
 def _arrays(tensor: QuantizedTensor) -> list[torch.Tensor | None]:
