@@ -16,6 +16,7 @@ from swarm.errors import ModelError
 from swarm.hub.headers import StoredTensor
 from swarm.stage.quantization.formats import Codes, WeightFormat
 from swarm.stage.quantization.stored import StoredWeight
+from swarm.stage.quantization.version import DECODERS
 
 if TYPE_CHECKING:
     from swarm.config import WorkerSettings
@@ -103,6 +104,8 @@ class Quantization:
         """
         kinds = sorted({weight.format.name for weight in stored})
         parts = [DENSE] if kinds and self.is_dense else kinds
+        if kinds:
+            parts = [*parts, f"decoder {DECODERS}"]
         if chosen:
             if self.weights in (INT4, INT8):
                 parts.append(self.weights)

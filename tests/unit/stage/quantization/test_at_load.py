@@ -15,6 +15,7 @@ from swarm.broker.planner.problem import ModelSizes
 from swarm.errors import ModelError
 from swarm.stage.model.checkpoint import Checkpoint
 from swarm.stage.quantization.at_load import PLAIN, QUANTIZER, TRANSPOSED, Quantization, own_format
+from swarm.stage.quantization.version import DECODERS
 from swarm.wire.messages import LayerRange
 from tests.files_of_models import TINY_CONFIG, as_file
 
@@ -194,8 +195,8 @@ def test_the_manifest_describes_all_that_changes_numbers(tmp_path: Path) -> None
     )
     assert describe(Quantization(head="int8")) == f"head int8, groups of 32, quantizer {QUANTIZER}"
     stored = opened(tmp_path, Quantization("int8")).quantized.values()
-    assert Quantization().describe(stored, ()) == "int8"
-    assert Quantization("dense").describe(stored, ()) == "dense"
+    assert Quantization().describe(stored, ()) == f"int8, decoder {DECODERS}"
+    assert Quantization("dense").describe(stored, ()) == f"dense, decoder {DECODERS}"
 
 
 def test_the_manifest_has_the_activations(tmp_path: Path) -> None:
