@@ -187,7 +187,7 @@ class Checkpoint:
             self.gguf = translate_names(gguf, self.config["model_type"], self.num_layers)
             self.tensors, self.quantized = sort_tensors(self.gguf)
         quantization.check_stored(self.quantized.values(), self._name)
-        chosen = quantization.choose_matrices(self.tensors.values(), kind, self.vocab_size)
+        chosen = quantization.choose_matrices(self.tensors.values(), self.quantized, kind, self.vocab_size)
         self._weights = shorten_name(quantization.describe(self.quantized.values(), chosen.values()))
         for name in chosen:
             del self.tensors[name]

@@ -71,14 +71,15 @@ class Quantization:
         return self.activations == INT8
 
     def choose_matrices(
-        self, tensors: Iterable[StoredTensor], model_type: str, vocab_size: int
+        self, tensors: Iterable[StoredTensor], stored: Iterable[str], model_type: str, vocab_size: int
     ) -> dict[str, StoredWeight]:
         """Return the plain tensors of a checkpoint that are quantized at load.
 
-        Raises ``ModelError`` if the layers should be quantized and can't be.
+        ``stored`` are the names of the matrices that are quantized in the files. Raises ``ModelError`` if the layers
+        should be quantized and can't be.
         """
         tensors = [tensor for tensor in tensors if tensor.is_float]
-        is_tied = not any(HEAD.search(tensor.name) for tensor in tensors)
+        is_tied = not any(HEAD.search(name) for name in (*(tensor.name for tensor in tensors), *stored))
         tables = self._width_of_head() if is_tied else self._width_of_embedding()
         described = (self._describe(tensor, model_type, vocab_size, tables) for tensor in tensors)
         chosen = {weight.name: weight for weight in described if weight is not None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,13 +32,16 @@ TABLES = {"model.embed_tokens.weight": (WORDS, HIDDEN), "lm_head.weight": (WORDS
 MATRICES = {"model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.gate_proj.weight"}
 
 
-def write_model(folder: Path, tensors: Mapping[str, tuple[int, ...]], **config: object) -> Path:
-    """A folder with these tensors in bfloat16, all zeros."""
+def write_model(
+    folder: Path, tensors: Mapping[str, tuple[int, ...]], floats8: Collection[str] = (), **config: object
+) -> Path:
+    """A folder with these tensors, all zeros: in bfloat16, and some in FP8."""
     header: dict[str, object] = {}
     at = 0
     for name, shape in tensors.items():
-        stop = at + 2 * math.prod(shape)
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, stop]}
+        dtype = "F8_E4M3" if name in floats8 else "BF16"
+        stop = at + (1 if name in floats8 else 2) * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, stop]}
         at = stop
     (folder / "model.safetensors").write_bytes(as_file(header, at))
     sizes = {"num_hidden_layers": 1, "vocab_size": WORDS, "hidden_size": HIDDEN, "model_type": "llama"}
@@ -135,6 +138,16 @@ def test_the_ends_have_settings_of_their_own(tmp_path: Path) -> None:
     assert widths(checkpoint) == dict.fromkeys(MATRICES, "int4") | {"lm_head.weight": "int8"}
     only_head = opened(tmp_path, Quantization(head="int8"))
     assert widths(only_head) == {"lm_head.weight": "int8"}
+
+
+def test_tables_beside_a_quantized_head_have_their_own_settings(tmp_path: Path) -> None:
+    """A head that is quantized in the files is one all the same: the embedding is not tied to it."""
+    tensors = LAYER | TABLES | {"lm_head.weight_scale": (1,)}
+    folder = write_model(tmp_path, tensors, ["lm_head.weight"], quantization_config={"quant_method": "fp8"})
+    assert widths(Checkpoint(folder)) == {"lm_head.weight": "FP8"}
+    embedding = Checkpoint(folder, quantization=Quantization(embedding="int8"))
+    assert widths(embedding) == {"lm_head.weight": "FP8", "model.embed_tokens.weight": "int8"}
+    assert widths(Checkpoint(folder, quantization=Quantization(head="int8"))) == {"lm_head.weight": "FP8"}
 
 
 def test_sizes_are_those_of_the_packed_matrices(tmp_path: Path) -> None:
