@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -250,4 +252,17 @@ def test_a_quantized_file_is_not_quantized_again(files: dict[str, Path]) -> None
     line = refusal(files["tiny-mixed.gguf"], "--weights", "int4")
     assert re.search(
         r"tiny-mixed is quantized already \(Q4_0, Q4_K, Q6_K, Q8_0\), .* leave worker\.weights at auto", line
+    )
+
+
+def test_a_folder_in_another_format_is_one_error(random_llama: Path, tmp_path: Path) -> None:
+    """No worker starts, and the format is named with what to use."""
+    folder = tmp_path / "model"
+    shutil.copytree(random_llama, folder)
+    config = json.loads((folder / "config.json").read_text())
+    settings = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+    line = refusal(folder)
+    assert re.search(
+        r"quantized with bitsandbytes are not supported; use the original files with worker\.weights", line
     )

@@ -40,6 +40,7 @@ from swarm.stage.model.gguf_folder import derive_folder
 from swarm.stage.model.gguf_names import GgufTensor, sort_tensors, translate_names
 from swarm.stage.model.identity import compute_digest, compute_xxh3, describe_version, is_sampled
 from swarm.stage.quantization.at_load import AS_STORED, HEAD, INT8, LAYER, Quantization
+from swarm.stage.quantization.contents import check_contents
 from swarm.stage.quantization.search import find_quantized, read_quantization
 from swarm.stage.quantization.stored import StoredWeight
 from swarm.wire.messages import MAX_ASSET_BYTES, MAX_NAME, Asset, Manifest
@@ -187,6 +188,7 @@ class Checkpoint:
             self.gguf = translate_names(gguf, self.config["model_type"], self.num_layers)
             self.tensors, self.quantized = sort_tensors(self.gguf)
         quantization.check_stored(self.quantized.values(), self._name)
+        check_contents(self.quantized.values())
         chosen = quantization.choose_matrices(self.tensors.values(), self.quantized, kind, self.vocab_size)
         self._weights = shorten_name(quantization.describe(self.quantized.values(), chosen.values()))
         for name in chosen:

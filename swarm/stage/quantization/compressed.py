@@ -134,7 +134,7 @@ def _describe_packed(module: str, weights: Settings, pool: TensorPool) -> Stored
             raise ModelError(f"{module} has packed numbers of {bits} bits that are not MXFP4; use MXFP4 or int4 files")
         codes = pool.take_matrix(packed.name, ["U8"], 2)
         outputs, inputs = codes.shape[0], 2 * codes.shape[1]
-        scales = pool.take(module + _SCALE, ["U8"], (outputs, inputs // MXFP4_GROUP), beside=codes)
+        scales = pool.take(module + _SCALE, ["U8"], (outputs, count_blocks(inputs, MXFP4_GROUP)), beside=codes)
         return describe_mxfp4(f"{module}.weight", (outputs, inputs), codes, scales)
     if bits not in CODES:
         raise ModelError(f"{module} is packed with {bits} bits, which is not supported; use files with 4 or 8 bits")
@@ -168,8 +168,8 @@ def _describe_integers(
         shapes.append(())
     parts = {"codes": codes, "scales": pool.take(module + _SCALE, FLOAT_SCALES, *shapes, beside=codes)}
     symmetric = read_flag(weights, "symmetric", default=True)
-    if symmetric:
-        pool.discard(module + _ZEROS)
+    if symmetric and module + _ZEROS not in pool.rest:
+        pass
     elif pool.dtype(module + _ZEROS) == "I32":
         parts["zeros"] = pool.take(module + _ZEROS, ["I32"], (count_blocks(blocks[0], per_word), blocks[1]))
     else:

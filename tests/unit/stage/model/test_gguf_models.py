@@ -125,6 +125,18 @@ def test_an_unsupported_type_is_refused_by_name_with_a_remedy(tmp_path: Path, ki
         open_model(path)
 
 
+@pytest.mark.parametrize("name", ["blk.0.attn_norm.weight", "output_norm.weight"])
+def test_a_quantized_tensor_that_is_no_matrix_is_one_error(tmp_path: Path, name: str) -> None:
+    import numpy as np
+
+    def change(writer: gguf.GGUFWriter) -> None:
+        writer.add_tensor(name, np.zeros(34, np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+
+    tensors = {other: shape for other, shape in llama_tensors().items() if other != name}
+    with pytest.raises(ModelError, match=r"tiny\.gguf stores model\..* of shape \[32\] as Q8_0.*download it again"):
+        open_model(write_file(tmp_path / "tiny.gguf", tensors, change=change))
+
+
 @pytest.mark.parametrize(
     ("settings", "change", "why"),
     [

@@ -12,6 +12,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from swarm.errors import ModelError
+from swarm.stage.quantization.contents import check_contents
 from swarm.stage.quantization.decoding import open_stored, read_stored
 from swarm.stage.quantization.formats import Minima, Scales
 from swarm.stage.quantization.search import find_quantized
@@ -70,6 +71,9 @@ def test_both_versions_store_other_zero_points(tmp_path: Path, bits: int, versio
         other = "gptq_v2" if version == 1 else "gptq"
         with pytest.raises(ModelError, match="declares sym = true"):
             decode(tmp_path / "m", settings_of(bits=bits, checkpoint_format=other), tensors)
+        with pytest.raises(ModelError, match="declares sym = true"):
+            check_contents(find(tmp_path / "m", settings_of(bits=bits, checkpoint_format=other), tensors).values())
+        check_contents(find(tmp_path / "m", settings_of(bits=bits, checkpoint_format=layout), tensors).values())
 
 
 @examples(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

@@ -161,6 +161,7 @@ def test_mxfp4_as_transformers_reads_it(tmp_path: Path) -> None:
         ("experts.down_proj_blocks", torch.zeros(3, 20, 8, 8, dtype=torch.uint8)),
         ("experts.down_proj_blocks", torch.zeros(3, 20, dtype=torch.uint8)),
         ("experts.up_proj_blocks", torch.zeros(3, 20, 4, 16, dtype=torch.uint8)),
+        ("experts.down_proj_blocks", torch.zeros(3, 20, 56, dtype=torch.uint8)),
     ],
 )
 def test_contradictory_mxfp4_is_one_error(tmp_path: Path, name: str, changed: torch.Tensor) -> None:
