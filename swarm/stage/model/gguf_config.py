@@ -51,7 +51,7 @@ def _common(metadata: GgufMetadata, model_type: str, class_name: str) -> Config:
         "vocab_size": vocab_size,
         "hidden_size": hidden,
         "intermediate_size": metadata.integer("feed_forward_length", 1 if _has_experts(metadata) else None, least=0),
-        "num_hidden_layers": metadata.integer("block_count"),
+        "num_hidden_layers": metadata.num_layers,
         "num_attention_heads": heads,
         "num_key_value_heads": metadata.integer("attention.head_count_kv", heads),
         "head_dim": head_size,
@@ -69,7 +69,7 @@ def _has_experts(metadata: GgufMetadata) -> bool:
 
 def _has_bias(metadata: GgufMetadata, *parts: str) -> bool:
     """Whether these parts of the layers have biases. Raises ``ModelError`` if only some have."""
-    names = {f"blk.{layer}.{part}.bias" for layer in range(metadata.integer("block_count")) for part in parts}
+    names = {f"blk.{layer}.{part}.bias" for layer in range(metadata.num_layers) for part in parts}
     present = names & metadata.model.tensors.keys()
     if present and present != names:
         raise ModelError(f"{metadata.path} has {min(present)} and no {min(names - present)}; download it again")
@@ -207,7 +207,7 @@ def _query_scalar(config: Config, layers_of_largest: int) -> int:
 
 def _layer_types(metadata: GgufMetadata, every: int) -> list[str]:
     """Return the layers' kinds: each ``every``-th sees all tokens, unless the file has a pattern of its own."""
-    num_layers = metadata.integer("block_count")
+    num_layers = metadata.num_layers
     pattern = metadata.raw("attention.sliding_window_pattern")
     if isinstance(pattern, list) and len(pattern) == num_layers:
         slides = [bool(each) for each in pattern]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,32 @@ def test_another_header_has_another_folder(tmp_path: Path) -> None:
     assert len(folders) == 2
 
 
+@pytest.mark.parametrize("lost", ["config.json", "derived.json", "tokenizer.json"])
+@pytest.mark.parametrize("how", ["removed", "emptied"])
+def test_an_incomplete_derived_folder_is_replaced(tmp_path: Path, lost: str, how: str) -> None:
+    """As after a cleaner of temporary files, or a power cut."""
+
+    def words(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list([f"{letter}" for letter in "abcdefghijkl"])
+        writer.add_token_scores([0.0] * VOCABULARY)
+
+    path = write_file(tmp_path / "tiny.gguf", change=words)
+    folder = open_model(path).folder
+    contents = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert contents.keys() == {"config.json", "derived.json", "tokenizer.json", "tokenizer_config.json"}
+    stamp = (folder / "config.json").stat().st_ino
+    assert open_model(path).folder == folder
+    assert (folder / "config.json").stat().st_ino == stamp
+    (folder / lost).unlink() if how == "removed" else (folder / lost).write_bytes(b"")
+    leftover = folder.parent / "partial-old"
+    leftover.mkdir()
+    os.utime(leftover, (1, 1))
+    assert open_model(path).folder == folder
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == contents
+    assert [entry.name for entry in folder.parent.iterdir()] == [folder.name]
+
+
 def test_numbers_are_the_decimal_ones_of_the_original(tmp_path: Path) -> None:
     config = open_model(write_file(tmp_path / "tiny.gguf")).config
     assert (config["rms_norm_eps"], config["rope_parameters"]["rope_theta"]) == (1e-5, 10000.0)
@@ -142,6 +169,8 @@ def test_a_quantized_tensor_that_is_no_matrix_is_one_error(tmp_path: Path, name:
     [
         ({"block_count": None}, None, r"has no llama\.block_count"),
         ({"block_count": 0}, None, r"unusable value \(0\) of llama\.block_count"),
+        ({"block_count": 4097}, None, r"unusable value \(4097\) of llama\.block_count"),
+        ({"block_count": (1 << 31) - 1}, None, r"unusable value \(2147483647\) of llama\.block_count"),
         ({"block_count": 1}, None, r"has the tensor blk\.1\."),
         ({"rope_dimension_count": 2}, None, r"rope\.dimension_count = 2 is not supported"),
         ({"value_length": 2}, None, r"value_length = 2 is not supported"),
