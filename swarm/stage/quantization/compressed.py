@@ -22,7 +22,6 @@ are.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from swarm.errors import ModelError
@@ -34,6 +33,7 @@ from swarm.stage.quantization.gptq import CODES
 from swarm.stage.quantization.mxfp4 import GROUP as MXFP4_GROUP
 from swarm.stage.quantization.mxfp4 import describe_mxfp4
 from swarm.stage.quantization.parts import FLOAT_SCALES, SCALES, Shape, TensorPool, count_blocks, kernel_group
+from swarm.stage.quantization.patterns import is_match
 from swarm.stage.quantization.settings import (
     Settings,
     read_block,
@@ -114,10 +114,7 @@ def _match(target: str, module: str) -> int:
     if target == module:
         return 3
     if target.startswith("re:"):
-        try:
-            return 2 if re.match(target.removeprefix("re:"), module) else 0
-        except re.error as error:
-            raise ModelError(f"quantization_config has an invalid pattern {target!r} ({error})") from None
+        return 2 if is_match(target.removeprefix("re:"), module) else 0
     if "." in target or not target[:1].isupper():
         return 0
     return 1 if (target == "Embedding") == ("embed" in module.rpartition(".")[2]) else 0
