@@ -74,9 +74,14 @@ def choose_model(name: HubName, models: Collection[GgufChoice]) -> GgufChoice:
     )
 
 
+def is_model_file(name: str) -> bool:
+    """Whether a GGUF file with this name is one of a language model."""
+    return not _OTHER.search(name)
+
+
 def _is_model(file: str) -> bool:
     """Whether this is a GGUF file of a language model, with a path that can be named and stays inside its folder."""
-    return parse_name(f"owner/name/{file}") is not None and not _OTHER.search(file.rpartition("/")[2])
+    return parse_name(f"owner/name/{file}") is not None and is_model_file(file.rpartition("/")[2])
 
 
 def _fits(name: HubName, model: GgufChoice) -> bool:

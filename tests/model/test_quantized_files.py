@@ -11,7 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.model.checkpoint import Checkpoint
+from swarm.wire.messages import LayerRange
 from tests.model.cutting import Cutter
 from tests.model.models import load_whole, named_config, random_model
 from tests.quantized_files import (
@@ -97,11 +99,18 @@ INT8 = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "strategy"
 FORMATS: dict[str, tuple[dict[str, Any], Quantizer]] = {
     "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True}, gptq),
     "gptq in order of activations": (
-        {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": False, "checkpoint_format": "gptq_v2"},
+        {
+            "quant_method": "gptq",
+            "bits": 4,
+            "group_size": GROUP,
+            "sym": False,
+            "desc_act": True,
+            "checkpoint_format": "gptq_v2",
+        },
         gptq_ordered,
     ),
     "gptq in unlike orders": (
-        {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": False},
+        {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": False, "desc_act": True},
         gptq_unlike_orders,
     ),
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}, awq),
@@ -140,7 +149,8 @@ def make(
         return load_whole(plain)(ids).logits[0]
 
 
-def check_logits(folder: Path, expected: torch.Tensor) -> None:
+def check_logits(folder: Path, expected: torch.Tensor) -> TorchExecutor:
+    """Compare the logits of the whole model and of two halves. Return the executor of the whole."""
     tokens = (TOKENS % expected.shape[1]).tolist()
     whole, halves = (Cutter().cut(folder, lines) for lines in ((0, 2), (0, 1, 2)))
     for pipeline in (whole, halves):
@@ -148,6 +158,8 @@ def check_logits(folder: Path, expected: torch.Tensor) -> None:
     result = whole.logits((1, 0, tokens))[0]
     torch.testing.assert_close(result, expected, rtol=0, atol=2e-4 * expected.abs().max().item())
     assert torch.equal(halves.logits((1, 0, tokens))[0], result)
+    (executor,) = whole.stages
+    return executor
 
 
 @pytest.mark.parametrize("format_", FORMATS)
@@ -165,7 +177,10 @@ def test_a_file_has_the_logits_of_its_weights(tmp_path: Path, kind: str, format_
     expected = make(tmp_path, kind, settings, change)
     checkpoint = Checkpoint(tmp_path)
     assert len(checkpoint.quantized) == {"llama": 14, "qwen3_moe": 2 * (4 + 3 * 7)}[kind]
-    check_logits(tmp_path, expected)
+    executor = check_logits(tmp_path, expected)
+    loaded, planned = executor.stats()["loaded_bytes"], executor.manifest.weight_bytes(LayerRange(0, 2))
+    # experts have seen unlike inputs, so their orders count as unlike
+    assert loaded <= planned if "order" in format_ else loaded == planned
 
 
 def test_gpt_oss_with_experts_of_four_bits(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ def resolve_model(settings: Settings) -> str:
 
         return str(model_path())
     from swarm.cli.output import ConsoleProgress
-    from swarm.stage.model.checkpoint import Checkpoint, locate_model
+    from swarm.stage.model.checkpoint import Checkpoint
+    from swarm.stage.model.location import locate_model
     from swarm.stage.quantization.at_load import Quantization
 
     progress = ConsoleProgress(sys.stdout)

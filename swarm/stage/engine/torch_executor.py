@@ -30,8 +30,9 @@ from swarm.stage.engine.measure import measure_layer_costs
 from swarm.stage.engine.selfcheck import Numerics, check_cut, check_kernels, same_bits
 from swarm.stage.executor import Batch, Capacity, FenceRaised, ForwardResult, Progress, StopCheck
 from swarm.stage.model.build import DTYPES, ModelSkeleton, Stage, choose_dtype
-from swarm.stage.model.checkpoint import Checkpoint, locate_model
+from swarm.stage.model.checkpoint import Checkpoint
 from swarm.stage.model.loading import Modules, StageLoader, log_fetching
+from swarm.stage.model.location import locate_model
 from swarm.stage.model.weight_formats import find_formats
 from swarm.stage.native import cores
 from swarm.stage.native.linears import NativeLinear

@@ -189,6 +189,7 @@ def _describe_integers(
         encoding="compressed_packed" if is_packed else "compressed_int8",
         parts=parts,
         block=block,
+        is_reordered="order" in parts and weights.get("actorder") in ("group", True),
     )
 
 

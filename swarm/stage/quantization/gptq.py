@@ -96,4 +96,5 @@ def _describe(module: str, settings: Settings, version: str, pool: TensorPool) -
         encoding=version,
         parts=parts,
         block=(1, group_size),
+        is_reordered=order is not None and read_flag(settings, "desc_act", default=False),
     )

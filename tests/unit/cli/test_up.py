@@ -142,7 +142,7 @@ def test_a_hub_name_without_a_hub_is_one_error() -> None:
     process = run_swarm("up", "--model", "somebody/something", HF_HUB_OFFLINE="1")
     assert process.returncode == 1
     (line,) = process.stderr.splitlines()
-    assert line.startswith("swarm: there is no directory somebody/something, ")
+    assert line.startswith("swarm: there is no directory or file somebody/something, ")
     assert "HF_HUB_OFFLINE" in line
 
 

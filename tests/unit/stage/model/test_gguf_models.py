@@ -12,9 +12,10 @@ import gguf
 import pytest
 
 from swarm.errors import ModelError
-from swarm.stage.model.checkpoint import Checkpoint, locate_model
+from swarm.stage.model.checkpoint import Checkpoint
 from swarm.stage.model.gguf_folder import derived_folders
 from swarm.stage.model.gguf_names import NAMES
+from swarm.stage.model.location import locate_model
 from swarm.stage.quantization.formats import Codes, Minima, Scales
 from tests.gguf_headers import VOCABULARY, llama_tensors, write_file
 
@@ -72,6 +73,25 @@ def test_a_folder_with_one_model_stands_for_its_file(tmp_path: Path) -> None:
         locate_model(str(tmp_path))
     (tmp_path / "config.json").write_text("{}")
     assert locate_model(str(tmp_path)).gguf is None
+
+
+def test_projectors_and_statistics_beside_a_model_do_not_count(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "model.gguf")
+    for name in ("mmproj-model-f16.gguf", "model.imatrix.gguf"):
+        (tmp_path / name).touch()
+    assert locate_model(str(tmp_path)).name == str(path)
+
+
+def test_a_misspelt_file_is_not_looked_up_on_a_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its form it could be a repository's name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "sub").mkdir(parents=True)
+    for model in ("models/foo.gguf", "models/sub/foo.gguf"):
+        with pytest.raises(ModelError, match=rf"{Path(model).parent} has no foo\.gguf; it has no GGUF file"):
+            locate_model(model)
+    write_file(tmp_path / "models" / "Foo.gguf")
+    with pytest.raises(ModelError, match=r"models has no foo\.gguf; it has Foo\.gguf"):
+        locate_model("models/foo.gguf")
 
 
 def test_copies_of_a_file_have_the_same_derived_files(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from swarm.client.text.tokenizer import TextModel
 from swarm.errors import ModelError
-from swarm.stage.model.checkpoint import Checkpoint, locate_model
+from swarm.stage.model.checkpoint import Checkpoint
+from swarm.stage.model.location import locate_model
 from tests.gguf_headers import llama_tensors, write_file
 
 LLAMA3 = (

@@ -133,6 +133,32 @@ def test_gate_and_up_of_unlike_formats_count_dense(tmp_path: Path) -> None:
     assert checkpoint.manifest("bfloat16").layer_bytes[0] == packed + both * (2 - 4.5 / 8)
 
 
+EXPERTS = {
+    f"model.layers.0.mlp.experts.{expert}.{part}_proj.weight": (128, HIDDEN)
+    for expert in range(3)
+    for part in ("gate", "up", "down")
+}
+
+
+@pytest.mark.parametrize("reason", ["another format", "a plain one", "orders of inputs"])
+@pytest.mark.parametrize(("part", "num_unpacked"), [("up", 6), ("down", 3)])
+def test_experts_that_do_not_stay_quantized_count_dense(
+    tmp_path: Path, reason: str, part: str, num_unpacked: int
+) -> None:
+    """Gate and up of all experts of a layer are one tensor of the model, and their down projections are another."""
+    checkpoint = Checkpoint(write_model(tmp_path, LAYER | EXPERTS | TABLES), quantization=Quantization("int4"))
+    packed = checkpoint.manifest("bfloat16").layer_bytes[0]
+    weight = checkpoint.quantized[f"model.layers.0.mlp.experts.1.{part}_proj.weight"]
+    if reason == "a plain one":
+        del checkpoint.quantized[weight.name]
+        checkpoint.tensors[weight.name] = weight.parts["weight"]
+    else:
+        other = {"format": own_format("int8", 32)} if reason == "another format" else {"is_reordered": True}
+        checkpoint.quantized[weight.name] = replace(weight, **other)
+    unpacked = checkpoint.manifest("bfloat16").layer_bytes[0]
+    assert unpacked == packed + num_unpacked * 128 * HIDDEN * (2 - 4.5 / 8)
+
+
 def test_the_ends_have_settings_of_their_own(tmp_path: Path) -> None:
     checkpoint = opened(tmp_path, Quantization("int4", embedding="dense", head="int8"))
     assert widths(checkpoint) == dict.fromkeys(MATRICES, "int4") | {"lm_head.weight": "int8"}
