@@ -162,9 +162,8 @@ def check_logits(folder: Path, expected: torch.Tensor) -> TorchExecutor:
     return executor
 
 
-@pytest.mark.parametrize("format_", FORMATS)
-@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
-def test_a_file_has_the_logits_of_its_weights(tmp_path: Path, kind: str, format_: str) -> None:
+def make_format(folder: Path, kind: str, format_: str) -> torch.Tensor:
+    """Write a checkpoint with quantized matrices in one of ``FORMATS``, and return the logits of its weights."""
     settings, quantize = FORMATS[format_]
     chance = torch.Generator().manual_seed(1)
 
@@ -174,17 +173,12 @@ def test_a_file_has_the_logits_of_its_weights(tmp_path: Path, kind: str, format_
         stored, weights = quantize(name.removesuffix(".weight"), tuple(tensor.shape), chance)
         return stored, {name: weights}
 
-    expected = make(tmp_path, kind, settings, change)
-    checkpoint = Checkpoint(tmp_path)
-    assert len(checkpoint.quantized) == {"llama": 14, "qwen3_moe": 2 * (4 + 3 * 7)}[kind]
-    executor = check_logits(tmp_path, expected)
-    loaded, planned = executor.stats()["loaded_bytes"], executor.manifest.weight_bytes(LayerRange(0, 2))
-    # experts have seen unlike inputs, so their orders count as unlike
-    assert loaded <= planned if "order" in format_ else loaded == planned
+    return make(folder, kind, settings, change)
 
 
-def test_gpt_oss_with_experts_of_four_bits(tmp_path: Path) -> None:
-    """Its experts are stored as outputs × inputs; a plain checkpoint has them transposed."""
+def make_gpt_oss(folder: Path) -> torch.Tensor:
+    """Write a checkpoint with experts in MXFP4, and return the logits of its weights. The experts are stored as
+    outputs × inputs; a plain checkpoint has them transposed."""
     chance = torch.Generator().manual_seed(1)
 
     def change(name: str, tensor: torch.Tensor) -> tuple[Tensors, Tensors]:
@@ -197,5 +191,21 @@ def test_gpt_oss_with_experts_of_four_bits(tmp_path: Path) -> None:
         weights = values[codes] * torch.exp2(exponents - 127.0).repeat_interleave(32, -1)
         return mxfp4_tensors(name, codes, exponents), {name: weights.transpose(1, 2)}
 
-    check_logits(tmp_path, make(tmp_path, "gpt_oss", {"quant_method": "mxfp4"}, change))
+    return make(folder, "gpt_oss", {"quant_method": "mxfp4"}, change)
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
+def test_a_file_has_the_logits_of_its_weights(tmp_path: Path, kind: str, format_: str) -> None:
+    expected = make_format(tmp_path, kind, format_)
+    checkpoint = Checkpoint(tmp_path)
+    assert len(checkpoint.quantized) == {"llama": 14, "qwen3_moe": 2 * (4 + 3 * 7)}[kind]
+    executor = check_logits(tmp_path, expected)
+    loaded, planned = executor.stats()["loaded_bytes"], executor.manifest.weight_bytes(LayerRange(0, 2))
+    # experts have seen unlike inputs, so their orders count as unlike
+    assert loaded <= planned if "order" in format_ else loaded == planned
+
+
+def test_gpt_oss_with_experts_of_four_bits(tmp_path: Path) -> None:
+    check_logits(tmp_path, make_gpt_oss(tmp_path))
     assert len(Checkpoint(tmp_path).quantized) == 4
