@@ -78,7 +78,7 @@ TYPES: dict[int, tuple[str, int, int]] = {
     41: ("Q1_0", 128, 18),
 }
 
-_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class GgufModel:
     def name(self) -> str:
         """The files' name, without the number of a part."""
         file_name = self.files[0].path.name
-        part = _PART.fullmatch(file_name)
+        part = PART.fullmatch(file_name)
         return part["stem"] if part else file_name.removesuffix(".gguf")
 
 
@@ -128,7 +128,7 @@ def read_gguf(path: Path) -> GgufModel:
 
 def part_names(name: str) -> list[str]:
     """Return the names of all files of the model that the file with this name belongs to."""
-    part = _PART.fullmatch(name)
+    part = PART.fullmatch(name)
     if part is None:
         return [name]
     count = int(part["count"])
@@ -200,7 +200,7 @@ def parse_gguf(path: Path, num_bytes: int, read: ReadRange) -> GgufFile:
     if type(alignment) is not int or not 0 < alignment <= 1 << 20 or alignment % 8:
         raise ModelError(f"{path} aligns its tensors to {str(alignment)[:40]} bytes; download it again")
     data_start = -(-header.position // alignment) * alignment
-    tensors = [_place(header, data_start, alignment, each) for each in described]
+    tensors = [_place(header, data_start, alignment, description) for description in described]
     if len({tensor.name for tensor in tensors}) < len(tensors):
         raise ModelError(f"{path} has two tensors with one name; download it again")
     check_no_overlap(path, tensors)

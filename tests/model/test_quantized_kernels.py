@@ -17,9 +17,16 @@ from torch.nn import functional
 
 from swarm.stage import native
 from swarm.stage.native import cores, packed_cache
-from swarm.stage.native.quantized import QuantizedEmbedding, QuantizedGated, QuantizedLinear, quantized_experts
+from swarm.stage.native.quantized import (
+    QuantizedEmbedding,
+    QuantizedGated,
+    QuantizedLinear,
+    _pack_matrix,
+    native_format,
+    quantized_experts,
+)
 from swarm.stage.native.variant_choice import PORTABLE
-from swarm.stage.quantization.formats import Codes, Minima, Scales, WeightFormat
+from swarm.stage.quantization.formats import Codes, Minima, Scales, WeightFormat, packed_bytes
 from swarm.stage.quantization.tensors import QuantizedTensor
 from tests.model.quantized import E2M1, all_formats, exact_terms, exact_weights, random_tensor, weight_format, weight_of
 
@@ -285,3 +292,16 @@ def test_arrays_of_other_sizes_do_not_reach_the_kernels(array: str, wrong: str) 
     weight = replace(weight_of(tensor), read=lambda: replace(tensor, **{array: changed}))
     with pytest.raises(ValueError, match=array):
         QuantizedLinear(weight, None, torch.bfloat16)
+
+
+@needs_library
+@pytest.mark.parametrize("form", all_formats(), ids=label)
+def test_a_packed_matrix_fills_its_memory_and_no_more(form: WeightFormat) -> None:
+    """The sizes of the plan are those of layout.h: every byte is written, and none behind them."""
+    tensor = random_tensor(form, *SHAPE)
+    size = packed_bytes(form, *SHAPE)
+    packed = [torch.full((size + 64,), filler, dtype=torch.uint8) for filler in (0, 255)]
+    for memory in packed:
+        _pack_matrix(native_format(form, None), [tensor], memory)
+    assert torch.equal(packed[0][:size], packed[1][:size])
+    assert (packed[0][size:].unique().tolist(), packed[1][size:].unique().tolist()) == ([0], [255])

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from swarm.errors import ModelError
 from swarm.stage import native
 from swarm.stage.engine import selfcheck
 from swarm.stage.engine.kernel_report import describe_bits
@@ -193,6 +194,17 @@ def test_weights_are_dequantized_where_kernels_do_not_read_them(
     executor = ready(folder, LayerRange(0, 6), "float32", Quantization("int4"))
     assert not any(isinstance(part, QuantizedLinear) for part in executor._active_stage()._model.modules())
     assert float(relative(logits(executor), expected).max()) < 1e-4
+
+
+def test_rows_as_int8_need_our_kernels(save: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without them nothing would be rounded, and other workers' results would differ."""
+    folder = str(save(named_config("llama")))
+    monkeypatch.setattr(native, "_refusals", ["for the test"])
+    with pytest.raises(
+        ModelError, match=r"activations = int8 needs Swarm's kernels, .* \(for the test\); set it to auto"
+    ):
+        TorchExecutor(folder, quantization=Quantization("int4", activations="int8"), memory_limit=MANY)
+    TorchExecutor(folder, quantization=Quantization(activations="int8"), memory_limit=MANY)
 
 
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "gpt_oss", "phi3"])

@@ -30,6 +30,7 @@ from swarm.stage.model.location import ModelLocation, RemoteWeights
 from swarm.stage.model.sizes import MemorySizes
 from swarm.stage.quantization.at_load import AS_STORED, INT8, Quantization
 from swarm.stage.quantization.contents import check_contents
+from swarm.stage.quantization.formats import supports_int8
 from swarm.stage.quantization.search import find_quantized, read_quantization
 from swarm.stage.quantization.stored import StoredWeight
 from swarm.wire.messages import MAX_ASSET_BYTES, MAX_NAME, Asset, Manifest
@@ -179,8 +180,15 @@ class Checkpoint:
             files=self._files,
             assets=self.assets,
             weights=self._weights,
-            activations=INT8 if self.quantization.has_int8_rows else "",
+            activations=INT8 if self.has_int8_rows else "",
         )
+
+    @property
+    def has_int8_rows(self) -> bool:
+        """Whether rows are rounded to int8: by the settings, before products with matrices whose codes allow it."""
+        how = self.quantization
+        has_codes = any(supports_int8(weight.format) for weight in self.quantized.values())
+        return how.has_int8_rows and not how.is_dense and has_codes
 
     @cached_property
     def assets(self) -> tuple[Asset, ...]:

@@ -48,7 +48,7 @@ class GgufMetadata:
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int = _MAX_SIZE) -> int:
         value = self.raw(key)
-        if isinstance(value, list) and value and all(each == value[0] for each in value):
+        if isinstance(value, list) and value and all(item == value[0] for item in value):
             value = value[0]  # one value for each layer
         if value is None and default is not None:
             return default
@@ -101,7 +101,7 @@ class GgufMetadata:
 
     def _list(self, key: str, kind: type[T]) -> list[T]:
         value = self._values.get(key, [])
-        if not isinstance(value, list) or any(type(each) is not kind for each in value):
+        if not isinstance(value, list) or any(type(item) is not kind for item in value):
             raise self._unusable(key, value)
         return cast(list[T], value)
 

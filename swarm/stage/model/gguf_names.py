@@ -130,11 +130,11 @@ def sort_tensors(tensors: Mapping[str, GgufTensor]) -> tuple[dict[str, StoredTen
     Raises ``ModelError`` if something else than a matrix, or the matrices of experts, is quantized.
     """
     stored = {name: tensor.stored for name, tensor in tensors.items()}
-    plain = {name: each for name, each in stored.items() if each.dtype in PLAIN}
+    plain = {name: tensor for name, tensor in stored.items() if tensor.dtype in PLAIN}
     quantized = {
-        name: StoredWeight(name, FORMATS[each.dtype], each.shape, each.dtype, {"codes": each})
-        for name, each in stored.items()
-        if each.dtype in FORMATS
+        name: StoredWeight(name, FORMATS[tensor.dtype], tensor.shape, tensor.dtype, {"codes": tensor})
+        for name, tensor in stored.items()
+        if tensor.dtype in FORMATS
     }
     for weight in quantized.values():
         if len(weight.shape) != (3 if ".experts." in weight.name else 2):

@@ -217,16 +217,16 @@ def _find_merges(
     texts: list[str], types: list[int], scores: list[float], numbers: dict[str, int]
 ) -> list[tuple[str, str]]:
     """Return all pairs of tokens that make a token, the ones of the best tokens first."""
-    found: list[tuple[float, int, int, str, str]] = []
+    merges: list[tuple[float, int, int, str, str]] = []
     for text, kind, score in zip(texts, types, scores, strict=True):
         if kind not in (_NORMAL, _USER_DEFINED):
             continue
         cuts = (cut for cut in range(1, len(text)) if text[:cut] in numbers)
         pairs = [(text[:cut], text[cut:]) for cut in cuts if text[cut:] in numbers]
         pairs.sort(key=lambda pair: (numbers[pair[0]], numbers[pair[1]]))
-        found += [(score, len(left), len(right), left, right) for left, right in pairs]
-    found.sort(key=lambda entry: entry[:3], reverse=True)
-    return [(left, right) for *_, left, right in found]
+        merges += [(score, len(left), len(right), left, right) for left, right in pairs]
+    merges.sort(key=lambda entry: entry[:3], reverse=True)
+    return [(left, right) for *_, left, right in merges]
 
 
 def _make_config(vocabulary: _Vocabulary) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import torch
 
 from swarm.stage import native
 from swarm.stage.native import cores, packed_cache
-from swarm.stage.native.int8_rows import supports_int8
 from swarm.stage.native.linears import FUNCTIONS, UNGATED, NativeLinear, NativeModule
 from swarm.stage.quantization.formats import (
     GROUPS,
@@ -23,6 +22,7 @@ from swarm.stage.quantization.formats import (
     Scales,
     WeightFormat,
     packed_bytes,
+    supports_int8,
 )
 from swarm.stage.quantization.tensors import QuantizedTensor, QuantizedWeight, code_values, join_keys
 
@@ -63,7 +63,10 @@ class QuantizedMatrices:
         """
         first = weights[0]
         shape = first.shape
-        if any((each.shape, each.format, each.order_key) != (shape, first.format, first.order_key) for each in weights):
+        if any(
+            (weight.shape, weight.format, weight.order_key) != (shape, first.format, first.order_key)
+            for weight in weights
+        ):
             raise ValueError("a gated matrix needs two weights of the same shape, format and order of inputs")
         self.form, self.inputs = first.format, shape[-1]
         self.outputs = shape[-2] * len(weights)
@@ -84,7 +87,7 @@ class QuantizedMatrices:
 
     def _pack(self, weights: Sequence[QuantizedWeight], packed: torch.Tensor) -> None:
         form, order = native_format(self.form, None), None
-        for index, parts in enumerate(zip(*(each.read_experts() for each in weights), strict=True)):
+        for index, parts in enumerate(zip(*(weight.read_experts() for weight in weights), strict=True)):
             for part, weight in zip(parts, weights, strict=True):
                 if part.shape != weight.shape[-2:] or part.format != weight.format:
                     raise ValueError(
@@ -139,7 +142,7 @@ def _pack_matrix(form: native.NativeFormat, parts: Sequence[QuantizedTensor], pa
     arrays = [_arrays(part) for part in parts]
     numbers = (_Numbers * len(parts))(
         *(
-            _Numbers(*(None if each is None else each.data_ptr() for each in some), part.shape[-2])
+            _Numbers(*(None if array is None else array.data_ptr() for array in some), part.shape[-2])
             for some, part in zip(arrays, parts, strict=True)
         )
     )
@@ -177,14 +180,14 @@ def _arrays(tensor: QuantizedTensor) -> list[torch.Tensor | None]:
     """Return the numbers in the order of ``SwarmNumbers``, in memory as the packer reads them."""
     form = tensor.format
     minima = None if tensor.minima is None else tensor.minima.to(_MINIMUM_DTYPES[form.minima])
-    found = (
+    arrays = (
         tensor.codes,
         tensor.scales.to(_SCALE_DTYPES[form.scales]),
         minima,
         tensor.group_scales,
         tensor.group_minima,
     )
-    return [None if each is None else each.contiguous() for each in found]
+    return [None if array is None else array.contiguous() for array in arrays]
 
 
 class QuantizedLinear(NativeLinear):

@@ -12,12 +12,11 @@ from collections.abc import Iterator
 
 from swarm.errors import ModelError
 from swarm.hub.headers import StoredTensor
-from swarm.stage.quantization.formats import Codes, Scales, WeightFormat
+from swarm.stage.quantization.formats import E2M1, Codes, Scales, WeightFormat
 from swarm.stage.quantization.parts import TensorPool, contradiction, count_blocks
 from swarm.stage.quantization.settings import Settings
 from swarm.stage.quantization.stored import StoredWeight
 
-FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 GROUP = 32
 BLOCKS = "_blocks"
 
@@ -43,7 +42,7 @@ def describe_mxfp4(name: str, shape: tuple[int, ...], codes: StoredTensor, scale
         )
     return StoredWeight(
         name=name,
-        format=WeightFormat(name="MXFP4", codes=Codes.INT4, group=GROUP, scales=Scales.BFLOAT16, table=FP4_VALUES),
+        format=WeightFormat(name="MXFP4", codes=Codes.INT4, group=GROUP, scales=Scales.BFLOAT16, table=E2M1),
         shape=shape,
         encoding="mxfp4",
         parts={"codes": codes, "scales": scales},

@@ -8,7 +8,7 @@ import torch
 
 from swarm.stage.quantization.blocks import read_scales, spread
 from swarm.stage.quantization.contents import check_shape, check_symmetric, is_reordered
-from swarm.stage.quantization.formats import Codes, Minima
+from swarm.stage.quantization.formats import NUM_BITS, Minima
 from swarm.stage.quantization.gptq import FIRST_VERSION
 from swarm.stage.quantization.parts import count_blocks
 from swarm.stage.quantization.reading import read_tensor
@@ -16,12 +16,11 @@ from swarm.stage.quantization.stored import StoredWeight
 from swarm.stage.quantization.tensors import QuantizedTensor
 
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # place within a word of each of eight outputs
-BITS = {Codes.INT4: 4, Codes.INT8: 8}
 
 
 def decode_gptq(weight: StoredWeight) -> QuantizedTensor:
     """Return the numbers of a GPTQ matrix."""
-    bits = BITS[weight.format.codes]
+    bits = NUM_BITS[weight.format.codes]
     words = unpack_words(read_tensor(weight.parts["codes"]), bits)  # [rows, outputs, inputs of a row]
     zeros = read_tensor(weight.parts["zeros"])
     if weight.encoding == FIRST_VERSION:
@@ -45,7 +44,7 @@ def decode_awq(weight: StoredWeight) -> QuantizedTensor:
 def decode_compressed_packed(weight: StoredWeight) -> QuantizedTensor:
     """Return the numbers of a packed integer matrix of compressed-tensors. Raises ``ModelError``."""
     check_shape(weight, tuple(read_tensor(weight.parts["shape"]).tolist()))
-    bits = BITS[weight.format.codes]
+    bits = NUM_BITS[weight.format.codes]
     codes = unpack_words(read_tensor(weight.parts["codes"]), bits).flatten(1)
     return _assemble(weight, codes, read_scales(weight), _compressed_zeros(weight, bits))
 
