@@ -29,7 +29,7 @@ log = get_logger(__name__)
 _in_use: weakref.WeakValueDictionary[str, torch.Tensor] = weakref.WeakValueDictionary()
 
 _files: PackedFiles | None = None  # None: packed matrices stay in memory
-_notes: set[str] = set()  # what was logged already: once per process is enough
+_warned: set[str] = set()  # events that were logged already: once per process is enough
 
 
 def configure(limit_bytes: int) -> None:
@@ -73,8 +73,7 @@ def _map(name: str, num_bytes: int) -> torch.Tensor | None:
     try:
         mapping = _files.map(name, num_bytes)
     except OSError as error:
-        if _is_first("unread"):
-            log.warning("packed_cache_unread", folder=str(folder()), why=str(error))
+        _warn("packed_cache_unread", str(error))
         return None
     return None if mapping is None else torch.from_numpy(np.frombuffer(mapping, np.uint8, num_bytes, FIRST_NUMBER))
 
@@ -86,23 +85,20 @@ def _store(name: str, packed: torch.Tensor) -> torch.Tensor:
         return packed
     try:
         if not _files.write(name, memoryview(packed.numpy())):  # type: ignore[arg-type]
-            if _is_first("full"):
-                why = "raise worker.packed_cache_bytes, or free disk space"
-                log.warning("packed_cache_full", folder=str(folder()), why=why)
+            _warn("packed_cache_full", "raise worker.packed_cache_bytes, or free disk space")
             return packed
     except OSError as error:
-        if _is_first("unwritten"):
-            log.warning("packed_cache_unwritten", folder=str(folder()), why=str(error))
+        _warn("packed_cache_unwritten", str(error))
         return packed
     stored = _map(name, len(packed))
     return packed if stored is None else stored
 
 
-def _is_first(problem: str) -> bool:
-    """Note a problem, and return whether this process meets it for the first time."""
-    is_first = problem not in _notes
-    _notes.add(problem)
-    return is_first
+def _warn(event: str, why: str) -> None:
+    """Log a problem of the cache, unless this process has logged it already."""
+    if event not in _warned:
+        _warned.add(event)
+        log.warning(event, folder=str(folder()), why=why)
 
 
 def _file_name(key: str) -> str:
