@@ -63,7 +63,7 @@ class KvArrivals:
 
     def follow(self, order: ReceiveKv, now: float) -> None:
         """Accept what this order names from now on, and drop all other copies."""
-        if self.order is None or self.order.epoch != order.epoch:
+        if self.order is None or self.order.epoch != order.epoch or order.ended:
             self.report_again()
         self.order, self._unordered_at = order, None
         self.copies.drop_others(layers_of(source.layers for source in order.sources))

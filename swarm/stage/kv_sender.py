@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from swarm.stage.actions import Action, ConnectKvTargets, SendKvPart
 from swarm.stage.events import KvPartTaken, KvTurn
@@ -36,8 +37,8 @@ SAVED_S = 0.02  # of that time, the most that is saved up for later
 PART_S = 0.001  # time for reading one part: a step waits for at most one
 URGENT_PART_S = 0.004
 MAX_BLOCKS = 16  # of one part
-# Where no change of plan waits, a sequence's next block waits this long after its last part, unless MAX_WAITING are
-# finished: a part of a small model costs as much as a few of its tokens, however many blocks it has.
+# Where no change of plan waits, the next block of a sequence that was sent completely waits this long, unless
+# MAX_WAITING are finished: a part of a small model costs as much as a few of its tokens, however many blocks it has.
 WAIT_S = 0.25
 MAX_WAITING = 4
 FAILED_PAUSE_S = 0.5  # for which a target is left alone after a part that could not be sent
@@ -51,7 +52,8 @@ class TimeBudget:
     left_s: float = 0.0
     filled_at: float = 0.0
 
-    def has_time(self, now: float) -> bool:
+    def refill(self, now: float) -> bool:
+        """Add the share of the time that has passed. Return whether there is time to spend."""
         self.left_s = min(SAVED_S, self.left_s + self.share * max(0.0, now - self.filled_at))
         self.filled_at = now
         return self.left_s > 0.0
@@ -102,7 +104,7 @@ class _Part:
     def is_early(self, now: float) -> bool:
         """Return whether it is better to wait for more blocks."""
         is_short = self.goal - self.sent.position < MAX_WAITING * BLOCK
-        return self.target.rank == 2 and is_short and now - self.sent.sent_at < WAIT_S
+        return self.target.rank == 2 and is_short and now - self.sent.complete_at < WAIT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +207,8 @@ class KvSender:
         self._under_way = _PartUnderWay(
             target, part.sent, part.sent.position, (stop - part.start) * len(layers), turn.is_idle
         )
-        part.sent.position, part.sent.turn, part.sent.sent_at = stop, self._num_turns, now
+        part.sent.position, part.sent.turn = stop, self._num_turns
+        part.sent.complete_at = now if stop == part.goal else -inf
         return [
             SendKvPart(
                 target.order.to,
@@ -254,7 +257,7 @@ class KvSender:
 
     def _ready_targets(self, turn: KvTurn, now: float) -> set[CopyTarget]:
         """Return the targets to which something can be sent in this turn."""
-        allowed = {rank: turn.is_idle or budget.has_time(now) for rank, budget in self._budgets.items()}
+        allowed = {rank: turn.is_idle or budget.refill(now) for rank, budget in self._budgets.items()}
         return {
             key
             for key, target in self.targets.items()

@@ -176,9 +176,9 @@ MUTANTS = (
     Mutant(
         name="replay-ordered-while-the-plan-pauses",
         breaks="A replay is continued under a plan that is about to be replaced, and the change cuts it.",
-        target="swarm.broker.recovery.rebuild:Rebuilder._continue",
-        old="if self.state.plans.is_serving:",
-        new="if True:",
+        target="swarm.broker.recovery.rebuild:Rebuilder._start_next",
+        old="if not self.state.plans.is_serving:",
+        new="if False:",
         caught_by="tests/unit/broker/recovery/test_migration.py"
         "::test_a_sequence_whose_layers_are_being_rebuilt_is_not_waited_for",
     ),

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 from swarm.broker.planner.explain import describe_speedup
 from swarm.broker.planning.candidates import Proposal
+from swarm.broker.planning.measurements import load_rate
 from swarm.broker.state import Plan, State
 from swarm.broker.state.moves import MovePrediction, PlanMove
 from swarm.wire.messages import LayerRange, layers_of, loaded_layers, to_ranges
@@ -35,8 +36,9 @@ PAUSE_S = 0.03  # in addition: the last positions, and the stages' orders and an
 def predict_move(state: State, proposal: Proposal) -> MovePrediction:
     """Predict what the change from the active plan to this proposal gains and costs."""
     assert state.manifest is not None
+    workers = list(state.workers.values())
     loads = (
-        state.manifest.weight_bytes(missing) / max(1.0, state.workers[incarnation].load_bytes_per_s)
+        state.manifest.weight_bytes(missing) / max(1.0, load_rate(state.workers[incarnation], workers))
         for incarnation, missing in _find_missing(state, proposal)
     )
     load_s = max(loads, default=0.0)

@@ -11,7 +11,7 @@ import pytest
 from swarm.stage import actions as act
 from swarm.stage.events import KvArrived, KvStoreFailed, Loaded
 from swarm.stage.kv_arrivals import REPEAT_S, UNORDERED_S
-from swarm.stage.kv_sender import PART_S
+from swarm.stage.kv_sender import PART_S, URGENT_PART_S
 from swarm.wire.messages import (
     REPLAY_STEP,
     Activate,
@@ -646,6 +646,21 @@ def test_copies_are_reported_when_they_have_changed_at_most_once_a_second(pipe: 
     assert held_by(tick(pipe.receiver, after_s=1.0)) == [report], "it may have been lost"
 
 
+def test_a_report_is_repeated_since_it_may_have_been_lost(pipe: KvPipe) -> None:
+    """While there is something to report. The order to drop ended sequences is answered in any case: otherwise the
+    broker would repeat it for ever."""
+    run_both(pipe, 1, 0, 70, open=(begin(),))
+    pipe.copy_all()
+    (report,) = held_by(tick(pipe.receiver, after_s=2.0))
+    assert held_by(tick(pipe.receiver, after_s=REPEAT_S - 1.0)) == []
+    assert held_by(tick(pipe.receiver, after_s=1.0)) == [report]
+    for _ in range(2):
+        pipe.receive(ended=(1,))
+        (report,) = held_by(tick(pipe.receiver, after_s=1.0))
+        assert report.held == ()
+    assert held_by(tick(pipe.receiver, after_s=2 * REPEAT_S)) == []
+
+
 def test_awaited_positions_are_reported_immediately(pipe: KvPipe) -> None:
     """Once, as soon as every layer has every sequence up to its position."""
     run_both(pipe, 1, 0, 70, open=(begin(),))
@@ -653,6 +668,7 @@ def test_awaited_positions_are_reported_immediately(pipe: KvPipe) -> None:
     exact = positions(s1=70, s2=10)
     assert held_by(pipe.receive(awaited=exact)) == []
     pipe.send(until=exact)
+    pipe.took_s = URGENT_PART_S  # so that every block is a part of its own
     (report,) = held_by(pipe.copy_all())
     assert report.is_complete
     assert {h.sequence: h.kv[0].position for h in report.held} == {1: 70, 2: 10}
