@@ -15,7 +15,7 @@ from typing import Any
 
 from bench_lib import BenchError, note, random_prompt, turns, vocabulary_of
 from bench_swarm import START_S, Body, Processes, Stream, answers
-from recovery_copies import SIDES, both_sides, longest_gap, until_copied
+from recovery_copies import SIDES, both_sides, stall_of, until_copied
 from recovery_goals import DEATHS_REPLAYED, DRAIN_GAP, DRAIN_REPLAYED, GAIN_ERROR, Figure, gain_error
 from recovery_overhead import throughput
 from recovery_stall import Case, usual_gap
@@ -24,6 +24,7 @@ from recovery_swarm import STAGES, Parts
 from swarm.wire.messages import PlanCommand
 
 BETWEEN_DEATHS_S = 0.5
+SETTLE_S = 1.0  # after a change of plan, in which a gap still counts
 NEWCOMER_SEQUENCES = 16  # as many as the plan's forecast is for, with two steps in flight
 NEWCOMER_TOKENS = 64
 AFTER_CHANGE = 10  # tokens that are read after the change of plan
@@ -73,7 +74,7 @@ async def drain_once(side: str, parts: Parts, case: Case, prompts: list[list[int
     replayed = await _counted(parts, "replayed_layer_positions") - before
     await parts.client.steer(PlanCommand("uncordon", victim))
     await parts.whole()
-    gap_s = longest_gap(streams, began) - usual_gap(calm)
+    gap_s = stall_of(streams, began, began + took_s + SETTLE_S) - usual_gap(calm)
     return Change(gap_s, replayed, 0.0, took_s=took_s)
 
 
@@ -109,7 +110,7 @@ async def two_deaths(side: str, parts: Parts, case: Case, prompts: list[list[int
     for victim in victims:
         parts.start(victim)
     await parts.whole()
-    gap_s = longest_gap(streams, began) - usual_gap(calm)
+    gap_s = stall_of(streams, began, max(entry["resumed_all_at"] for entry in entries)) - usual_gap(calm)
     replayed, copied = (
         float(sum(entry.get(name) or 0 for entry in entries)) for name in ("layer_positions", "copied_layer_positions")
     )

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,14 @@ async def until_copied(parts: Parts, positions: int, sequences: int) -> float:
         await asyncio.sleep(POLL_S)
 
 
-def longest_gap(streams: Iterable[Stream], since: float) -> float:
-    """Return the longest gap that ended later than that."""
-    gaps = [gap for stream in streams for gap in stream.gaps(since)]
+def stall_of(streams: Iterable[Stream], since: float, until: float) -> float:
+    """Return the longest gap that ended after ``since`` and began before ``until``, when all answers went on again."""
+    gaps = [
+        later - sooner
+        for stream in streams
+        for sooner, later in pairwise(stream.times)
+        if later > since and sooner < until
+    ]
     if not gaps:
         raise BenchError("all answers ended before the change: raise --after")
     return max(gaps)
@@ -106,7 +112,7 @@ async def kill_once(side: str, parts: Parts, case: Case, prompts: list[list[int]
     entry, sent_at = killed["entry"], killed["sent_at"]
     times = [stream.times for stream in killed["streams"]]
     gaps = longest_gaps(times, sent_at, entry["replayed_at"] or entry["resumed_all_at"])
-    longest_s = longest_gap(killed["streams"], sent_at)
+    longest_s = stall_of(killed["streams"], sent_at, entry["resumed_all_at"])
     return Kill(
         stall_s=longest_s - usual_gap(calm),
         rebuilt_s=gaps.rebuilt,
