@@ -334,12 +334,12 @@ class FakeExecutor:
         self.limits.clear()
 
     def read_kv(self, sequence: int, layers: LayerRange, start: int, stop: int) -> KvData:
-        """Return the states of these positions, bit for bit. Two float32 carry the 64 bits of a state."""
+        """Return the differences between neighbouring states, so that a foreign position spoils all those behind it."""
         chains = [self.chains[sequence].get(layer, []) for layer in range(layers.first, layers.stop)]
         if any(len(chain) < stop for chain in chains):
             raise IllegalMove(f"sequence {sequence}: {[*map(len, chains)]} are held in {layers}, {stop} are to be read")
-        states = np.array([chain[start:stop] for chain in chains], dtype=np.uint64)
-        return KvData(layers, start, stop, "float32", states.view(np.float32))
+        states = np.array([([0, *chain])[start : stop + 1] for chain in chains], dtype=np.uint64)
+        return KvData(layers, start, stop, "float32", (states[:, 1:] ^ states[:, :-1]).view(np.float32))
 
     def fits_kv(self, data: KvData) -> bool:
         is_range = 0 <= data.layers.first < data.layers.stop <= self.manifest.num_layers and data.start < data.stop
@@ -354,12 +354,13 @@ class FakeExecutor:
             self.open(sequence, limit)
         if data.stop > self.limits[sequence]:
             raise IllegalMove(f"sequence {sequence} outgrows its limit {self.limits[sequence]}")
-        states = np.ascontiguousarray(data.numbers).view(np.uint64).reshape(len(data.layers), -1)
-        for layer, numbers in zip(range(data.layers.first, data.layers.stop), states.tolist(), strict=True):
+        changes = np.ascontiguousarray(data.numbers).view(np.uint64).reshape(len(data.layers), -1)
+        for layer, numbers in zip(range(data.layers.first, data.layers.stop), changes, strict=True):
             chain = self.chains[sequence].setdefault(layer, [])
             if len(chain) < data.start:
                 raise IllegalMove(f"sequence {sequence} layer {layer}: {data.start} is written, {len(chain)} are held")
-            chain[data.start : data.stop] = numbers
+            before = np.uint64(chain[data.start - 1] if data.start else 0)
+            chain[data.start : data.stop] = (np.bitwise_xor.accumulate(numbers) ^ before).tolist()
             if len(chain) < num_blocks(data.stop) * BLOCK:
                 del chain[data.stop :]
 

@@ -79,7 +79,8 @@ def standby_report(nodes: Json) -> Json:
     warm = {layer for row in may for layer in _layers(row.get("standby"))}
     served = {layer: row for row in workers for layer in _layers([row.get("layers")])}
     not_kept = sorted(layer for layer in served if layer not in warm)
-    rows = [{key: row.get(key) for key in ("name", "layers", "standby", "steered", "warming")} for row in workers]
+    names = ("name", "layers", "standby", "steered", "warming", "copies")
+    rows = [{name: row.get(name) for name in names} for row in workers]
     lost = [layer for layer in not_kept if all(row is served[layer] for row in may)]
     return {"workers": rows, "not_kept": not_kept, "nobody_may_load": lost}
 

@@ -334,7 +334,7 @@ class BrokerCore:
             self.settings.profile_every
         ):
             self._out.note("profile", "info", **self._statistics.profile())
-        self.state.costs.record_step(flight.num_tokens, flight.sent_at, now)
+        self.state.record_step(flight, now)
         scheduler.acknowledge(self.state, done.kv, flight, keeps_kv=self.settings.scheduler.kv_cache)
         if recovery := self.state.recoveries.record_step(rebuilding=not self.state.rebuilding.is_idle, now=now):
             self._reconfiguration.log_recovery(recovery)

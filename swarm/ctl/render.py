@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -60,6 +60,7 @@ _NODE_HIDDEN = {"incarnation", "endpoint", "kv_used", "kv_capacity", "cores", "k
     "last_layers",
     "here_for_s",
     "warming",  # Shown by swarmctl standby and plan.
+    "copies",
 }
 _STAGE_COLUMNS: tuple[Column, ...] = (
     ("worker", "worker"),
@@ -123,7 +124,7 @@ def nodes(body: Body) -> RenderableType:
 def standby(body: Body) -> RenderableType:
     """Render which worker keeps which layers warm, then the layers without a standby."""
     rows = read_rows(body.get("workers"))
-    table = render_table(rows, _NODE_COLUMNS, {"warming"}) if rows else Text("no workers")
+    table = render_table(rows, _NODE_COLUMNS, {"warming", "copies"}) if rows else Text("no workers")
     unrecoverable = _as_list(body.get("nobody_may_load"))
     without_standby = [layer for layer in _as_list(body.get("not_kept")) if layer not in unrecoverable]
     notes = [_describe_warming(row, warming) for row in rows if isinstance(warming := row.get("warming"), Mapping)]
@@ -140,7 +141,24 @@ def standby(body: Body) -> RenderableType:
         )
     if not any(row.get("layers") for row in rows):
         notes.append("no worker has layers: there is nothing to keep")
-    return Group(table, *(Text(f"· {each}") for each in notes or ["every layer has a standby"]))
+    notes = notes or ["every layer has a standby"]
+    for row in rows:
+        notes += _describe_held(row, row.get("copies"))
+    return Group(table, *(Text(f"· {each}") for each in notes))
+
+
+def _describe_held(row: Body, held: object) -> Iterator[str]:
+    """Describe the copies of keys and values that a worker holds."""
+    if not isinstance(held, Mapping):
+        return
+    for route in read_rows(held.get("routes")):
+        behind = f"at most {route['behind']} of a sequence behind" if route.get("behind") else "complete"
+        yield (
+            f"{row['name']} holds copies of {route['source']}'s keys and values in layers "
+            f"{format_value('layers', route['layers'])}: {route['positions']} positions, {behind}"
+        )
+    if held.get("num_bytes"):
+        yield f"{row['name']}'s copies take {format_value('num_bytes', held['num_bytes'])}"
 
 
 def _describe_warming(row: Body, warming: Body) -> str:
@@ -155,7 +173,8 @@ def _describe_without_standby(layers: list[object]) -> str:
 
 
 def plan(body: Body) -> RenderableType:
-    parts: list[RenderableType] = [fields(body, hidden={"stages", "why", "coming", "forecast", "by_hand"})]
+    hidden = {"stages", "why", "coming", "forecast", "by_hand", "copies", "moves"}
+    parts: list[RenderableType] = [fields(body, hidden=hidden)]
     parts.append(_render_stages(body.get("stages")))
     parts += _render_kernels(read_rows(body.get("stages")), "worker")
     parts += [Text(f"· {format_value('', reason)}") for reason in _as_list(body.get("why"))]
@@ -204,6 +223,8 @@ def _render_recovery(recovery: Body) -> list[RenderableType]:
             table.add_row(title, *(format_value(name, row.get(name)) for name in names))
     computed, least = recovery.get("layer_positions"), recovery.get("least_layer_positions")
     told = f"  {recovery.get('sequences')} sequences, {computed} layer·positions computed again, {least} were lost"
+    if copied := recovery.get("copied_layer_positions"):
+        told += f", copies saved {copied}"
     return [*lines, table, Text(told)]
 
 

@@ -314,6 +314,13 @@ TROUBLES = (
         "Layers times positions computed again from logs",
         "stats.pipeline.replayed_layer_positions",
     ),
+    _counter(
+        "copied_layer_positions",
+        "Layers times positions that stages took over from copies of keys and values",
+        "stats.pipeline.kv_copies_used_positions",
+    ),
+    _gauge("kv_copies_bytes", "Memory of copies of keys and values", "stats.kv_copies.bytes"),
+    _gauge("kv_copies_behind", "Most positions by which a copy is behind its sequence", "stats.kv_copies.behind"),
     _labelled_counter(
         "refused_frames",
         "Messages at the broker's listeners that could not be decoded, and were refused",

@@ -312,6 +312,11 @@ class StageCore:
         """Whether a recheck waits for idle time. If so, the shell feeds ``Idle`` events."""
         return self.rechecks.has_work and not self.is_parked
 
+    @property
+    def may_send_kv(self) -> bool:
+        """Whether a turn may send a part of the keys and values. Cheap, so that the shell may ask after every step."""
+        return bool(self.exchange.sender.unsent) and not self.is_parked
+
     def wants_kv_turn(self, turn: KvTurn, now: float) -> bool:
         """Return whether this turn would send a part of the keys and values. If so, the shell feeds it."""
         return not self.is_parked and self.exchange.sender.has_part(self._with_own_work(turn), now)
@@ -378,7 +383,7 @@ class StageCore:
 
     def _tick(self, kv_free_bytes: int, now: float) -> None:
         self.membership.tick(now)
-        self.exchange.arrivals.tick(kv_free_bytes, now)
+        self.exchange.arrivals.tick(kv_free_bytes, now, may_report=not self.is_parked)
         self.faults.tick(now)
         missing = self.steps.report_gap(now)
         if missing is not None:

@@ -63,7 +63,7 @@ class KvArrivals:
 
     def follow(self, order: ReceiveKv, now: float) -> None:
         """Accept what this order names from now on, and drop all other copies."""
-        if self.order is None or self.order.epoch != order.epoch:
+        if self.order is None or self.order.epoch != order.epoch or order.ended:
             self.report_again()
         self.order, self._unordered_at = order, None
         self.copies.drop_others(layers_of(source.layers for source in order.sources))
@@ -210,7 +210,7 @@ class KvArrivals:
 
     # --- time --------------------------------------------------------------------------------------------------------
 
-    def tick(self, free_bytes: int, now: float) -> None:
+    def tick(self, free_bytes: int, now: float, *, may_report: bool) -> None:
         """Drop copies if memory is short or no order has come for them, and report what has changed."""
         self.free_bytes = free_bytes
         if free_bytes < 0:
@@ -222,7 +222,7 @@ class KvArrivals:
         if self._unordered_at is not None and now - self._unordered_at >= UNORDERED_S:
             self._unordered_at = None
             self.copies.clear()
-        if now - self._checked_at >= REPORT_S:
+        if may_report and now - self._checked_at >= REPORT_S:
             self._report(now)
 
     def _report_if_complete(self, now: float) -> None:

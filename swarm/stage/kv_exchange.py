@@ -42,6 +42,7 @@ class KvExchange:
         """Record the sequences that a step releases and opens."""
         self.arrivals.on_released(step.release)
         self.arrivals.on_opened(step.open)
+        self.sender.add_opened(step.open)
 
     def on_computed(self, rows: Iterable[Row]) -> None:
         self.sender.add_positions(rows)

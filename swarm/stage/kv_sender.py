@@ -6,8 +6,8 @@ for one target, and sends the next positions in all layers of that target.
 * *Which.* First the targets whose positions a change of plan awaits (``until``), then urgent ones, then all others.
   Among equals, the sequence whose last turn is longest ago.
 * *How much.* Finished blocks only, as many as can be read within a millisecond or so, by the time that earlier parts
-  took. For ``until``, everything up to the exact position, which may be within a block. A part begins at the block in
-  which the last one ended.
+  took. A few blocks wait a moment for more, unless a change of plan waits for them. For ``until``, everything up to the
+  exact position, which may be within a block. A part begins at the block in which the last one ended.
 * *When.* While no step waits, always. Otherwise within a budget: at most 2 % of the passing time, for urgent targets at
   most half of it. What ``until`` names is sent at once, since no steps are computed meanwhile.
 * *Nothing waits.* A target whose connection accepts nothing is left out. A part that could not be sent is picked again
@@ -20,14 +20,14 @@ positions that are held.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from swarm.stage.actions import Action, ConnectKvTargets, SendKvPart
 from swarm.stage.events import KvPartTaken, KvTurn
 from swarm.stage.kv_copies import describe_sequence
 from swarm.stage.sequences import CopyTarget, SentPositions, SequenceStore, StoredSequence
-from swarm.wire.messages import BLOCK, NO_LINEAGE, Edge, KvTarget, LayerRange, Lineage, Row, SendKv
+from swarm.wire.messages import BLOCK, NO_LINEAGE, Edge, KvTarget, LayerRange, Lineage, Open, Row, SendKv
 from swarm.wire.transport.keys import address_and_key, public_key_in
 
 SHARE = 0.02  # of the passing time that may be spent on copies while steps wait
@@ -36,6 +36,10 @@ SAVED_S = 0.02  # of that time, the most that is saved up for later
 PART_S = 0.001  # time for reading one part: a step waits for at most one
 URGENT_PART_S = 0.004
 MAX_BLOCKS = 16  # of one part
+# Where no change of plan waits, a sequence's next block waits this long after its last part, unless MAX_WAITING are
+# finished: a part of a small model costs as much as a few of its tokens, however many blocks it has.
+WAIT_S = 0.25
+MAX_WAITING = 4
 FAILED_PAUSE_S = 0.5  # for which a target is left alone after a part that could not be sent
 
 
@@ -47,7 +51,8 @@ class TimeBudget:
     left_s: float = 0.0
     filled_at: float = 0.0
 
-    def has_time(self, now: float) -> bool:
+    def refill(self, now: float) -> bool:
+        """Add the share of the time that has passed. Return whether there is time to spend."""
         self.left_s = min(SAVED_S, self.left_s + self.share * max(0.0, now - self.filled_at))
         self.filled_at = now
         return self.left_s > 0.0
@@ -74,7 +79,8 @@ class _Target:
 
     def goal(self, sequence: int, stored: StoredSequence) -> int:
         """Return the position up to which the sequence can be sent now."""
-        held = stored.min_position(self.order.layers)
+        level = stored.position()
+        held = stored.min_position(self.order.layers) if level is None else level
         return min(held, self.until.get(sequence, 0)) if self.until else held // BLOCK * BLOCK
 
 
@@ -93,6 +99,11 @@ class _Part:
     def order(self) -> tuple[int, int]:
         """Return the place in the order of sending; the smallest goes first."""
         return self.target.rank, self.sent.turn
+
+    def is_early(self, now: float) -> bool:
+        """Return whether it is better to wait for more blocks."""
+        is_short = self.goal - self.sent.position < MAX_WAITING * BLOCK
+        return self.target.rank == 2 and is_short and now - self.sent.sent_at < WAIT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +126,8 @@ class KvSender:
     epoch: int = 0
     lineage: Lineage = NO_LINEAGE
     targets: dict[CopyTarget, _Target] = field(default_factory=dict)
-    may_have_work: bool = False  # positions have come since a search found nothing to send
+    # sequences of which something may remain to be sent, as keys; all others have been sent as far as they can be
+    unsent: dict[int, None] = field(default_factory=dict)
     _under_way: _PartUnderWay | None = None
     _num_turns: int = 0
     _position_s: float = 0.0  # time for reading one position of one layer; 0: unknown
@@ -157,7 +169,7 @@ class KvSender:
 
     def _replace_targets(self, targets: dict[CopyTarget, _Target]) -> list[Action]:
         before, self.targets = self.targets, targets
-        self.may_have_work = bool(targets)
+        self.unsent = dict.fromkeys(self.store.sequences if targets else ())
         for gone in before.keys() - targets.keys():
             for stored in self.store.sequences.values():
                 stored.sent.pop(gone, None)
@@ -166,11 +178,18 @@ class KvSender:
 
     # --- turns -------------------------------------------------------------------------------------------------------
 
+    def add_opened(self, items: Iterable[Open]) -> None:
+        """Record that these sequences were opened, perhaps with the beginning of another one."""
+        if self.targets:
+            self.unsent |= dict.fromkeys(item.sequence for item in items)
+
     def add_positions(self, rows: Iterable[Row]) -> None:
         """Record that these rows were computed."""
-        if self.targets and not self.may_have_work:
-            has_block = any((row.start + row.count) // BLOCK > row.start // BLOCK for row in rows)
-            self.may_have_work = has_block or any(target.until for target in self.targets.values())
+        if self.targets:
+            is_exact = any(target.until for target in self.targets.values())
+            for row in rows:
+                if is_exact or (row.start + row.count) // BLOCK > row.start // BLOCK:
+                    self.unsent[row.sequence] = None
 
     def has_part(self, turn: KvTurn, now: float) -> bool:
         """Return whether this turn would be used."""
@@ -187,7 +206,7 @@ class KvSender:
         self._under_way = _PartUnderWay(
             target, part.sent, part.sent.position, (stop - part.start) * len(layers), turn.is_idle
         )
-        part.sent.position, part.sent.turn = stop, self._num_turns
+        part.sent.position, part.sent.turn, part.sent.sent_at = stop, self._num_turns, now
         return [
             SendKvPart(
                 target.order.to,
@@ -220,26 +239,40 @@ class KvSender:
         self.count("kv_sent_s", event.took_s)
 
     def _find_part(self, turn: KvTurn, now: float) -> _Part | None:
-        if not self.may_have_work or self._under_way is not None:
+        if not self.unsent or self._under_way is not None:
             return None
-        self.may_have_work, best = False, None
-        allowed = {rank: turn.is_idle or budget.has_time(now) for rank, budget in self._budgets.items()}
-        for part in self._parts():
-            self.may_have_work = True
-            target = part.target
-            is_ready = target.order.to.to not in turn.blocked and now >= target.paused_until
-            if is_ready and allowed.get(target.rank, True) and (best is None or part.order < best.order):
-                best = part
+        ready = self._ready_targets(turn, now)
+        best: _Part | None = None
+        for sequence in list(self.unsent) if ready else ():
+            parts = self._parts(sequence)
+            if not parts:
+                del self.unsent[sequence]
+            for part in parts:
+                is_ready = part.target.key in ready and not part.is_early(now)
+                if is_ready and (best is None or part.order < best.order):
+                    best = part
         return best
 
-    def _parts(self) -> Iterator[_Part]:
-        """Yield everything that remains to be sent."""
-        for target in self.targets.values():
-            for sequence, stored in self.store.sequences.items():
-                sent = stored.sent.setdefault(target.key, SentPositions())
-                goal = target.goal(sequence, stored)
-                if goal > sent.position and not stored.is_retired:
-                    yield _Part(target, sequence, stored, sent.position // BLOCK * BLOCK, goal, sent)
+    def _ready_targets(self, turn: KvTurn, now: float) -> set[CopyTarget]:
+        """Return the targets to which something can be sent in this turn."""
+        allowed = {rank: turn.is_idle or budget.refill(now) for rank, budget in self._budgets.items()}
+        return {
+            key
+            for key, target in self.targets.items()
+            if key[0] not in turn.blocked and now >= target.paused_until and allowed.get(target.rank, True)
+        }
+
+    def _parts(self, sequence: int) -> list[_Part]:
+        """Return what remains to be sent of a sequence, by target."""
+        stored = self.store.sequences.get(sequence)
+        parts: list[_Part] = []
+        for target in self.targets.values() if stored is not None and not stored.is_retired else ():
+            assert stored is not None
+            sent = stored.sent.setdefault(target.key, SentPositions())
+            goal = target.goal(sequence, stored)
+            if goal > sent.position:
+                parts.append(_Part(target, sequence, stored, sent.position // BLOCK * BLOCK, goal, sent))
+        return parts
 
     def _num_blocks(self, target: _Target) -> int:
         block_s = self._position_s * BLOCK * len(target.order.layers)

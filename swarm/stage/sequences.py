@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 import numpy as np
 
@@ -32,6 +33,7 @@ class SentPositions:
 
     position: int = 0
     turn: int = 0  # number of the sender's turn in which the last part was sent
+    sent_at: float = -inf  # time of that turn
 
 
 @dataclass(slots=True)

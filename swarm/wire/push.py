@@ -109,6 +109,12 @@ class PushChannel:
             self._is_space_requested = not self._has_space
             return self._has_space
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a message would be accepted now. Cheaper than ``poll_writable``, and arms no wake-up."""
+        with self._lock:
+            return self._has_space
+
     def wait(self, timeout_s: float) -> bool:
         """Wait until a message would be accepted. Return False on timeout."""
         if not self.poll_writable():

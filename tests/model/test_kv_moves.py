@@ -50,10 +50,10 @@ def test_positions_move_between_layouts(dtype: torch.dtype, start: int, stop: in
     for plain in (False, True):
         with native.disabled("to see torch's layout") if plain else nullcontext():
             arena = opened()
-            arena.write_positions(1, layers, (0, LIMIT), sides, shapes=UNLIKE, active=layers)
+            arena.write_positions(1, layers, (0, LIMIT), sides, shapes=[*UNLIKE], active=layers)
             before = arena.read_positions(1, layers, 0, LIMIT)
             assert torch.equal(before, sides)
-            arena.write_positions(1, layers, (start, stop), flat, shapes=UNLIKE, active=layers)
+            arena.write_positions(1, layers, (start, stop), flat, shapes=[*UNLIKE], active=layers)
             assert torch.equal(arena.read_positions(1, layers, start, stop), flat)
             region = arena.region(1, 4)
             assert region is not None

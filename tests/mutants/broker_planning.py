@@ -35,4 +35,21 @@ MUTANTS = (
         new="pins={**rules.pins, **steering.pins},",
         caught_by="tests/unit/broker/admin/test_helm.py::test_a_cordoned_worker_serves_what_it_has_and_gets_nothing_new",
     ),
+    Mutant(
+        name="plan-changes-at-every-join",
+        breaks="Under load, every worker that joins moves layers once more.",
+        target="swarm.broker.planning.growth:is_due",
+        old="if state.now < state.moves.quiet_until:",
+        new="if False:",
+        caught_by="tests/unit/broker/planning/test_growth.py::test_under_load_the_plan_changes_once_per_cooldown",
+    ),
+    Mutant(
+        name="move-that-does-not-pay",
+        breaks="Layers move under load although the move costs more than it gains.",
+        target="swarm.broker.planning.growth:is_due",
+        old="return not is_for_speed or pays_for_itself(predict_move(state, proposal), cooldown_s)",
+        new="return True",
+        caught_by="tests/unit/broker/planning/test_growth.py"
+        "::test_a_change_that_costs_too_much_is_not_made_while_requests_run",
+    ),
 )

@@ -22,9 +22,9 @@ MUTANTS = (
     Mutant(
         name="epoch-not-checked-on-control",
         breaks="A control message about an older plan counts for the current one.",
-        target="swarm.broker.recovery.reconfiguration:Reconfiguration._is_awaited",
-        old="return plan is not None and plan.epoch == epoch and incarnation in self._state.plans.awaited",
-        new="return plan is not None and incarnation in self._state.plans.awaited",
+        target="swarm.broker.state.plans:PlanState.is_awaited",
+        old="return plan is not None and plan.epoch == epoch and incarnation in self.awaited",
+        new="return plan is not None and incarnation in self.awaited",
         caught_by="tests/unit/broker/recovery/test_planning.py::test_an_answer_about_an_older_plan_does_not_count",
     ),
     Mutant(
@@ -41,10 +41,10 @@ MUTANTS = (
     Mutant(
         name="activated-believed-from-anybody",
         breaks="An Activated message counts although the broker does not wait for it.",
-        target="swarm.broker.recovery.reconfiguration:Reconfiguration.on_activated",
+        target="swarm.broker.recovery.activation:Activation.on_activated",
         old="""
-            if plans.phase is not PlanPhase.ACTIVATING or not self._is_awaited(message.incarnation, message.epoch):
-                self._state.count("stale_control")
+            if plans.phase is not PlanPhase.ACTIVATING or not plans.is_awaited(message.incarnation, message.epoch):
+                self.state.count("stale_control")
                 return
         """,
         new="",
@@ -140,5 +140,46 @@ MUTANTS = (
         old="self.progress.rejoin_until, self.progress.gather_until = now + REJOIN_S, now + max(REJOIN_S, gather_s)",
         new="self.progress.rejoin_until, self.progress.gather_until = now, now",
         caught_by="tests/unit/broker/recovery/test_restart.py::test_known_workers_are_waited_for",
+    ),
+    Mutant(
+        name="steps-in-flight-cut-by-a-migration",
+        breaks="A change of a whole plan does not wait for the steps in flight, which are computed again.",
+        target="swarm.broker.recovery.migration:Migration.finish",
+        old="if migration.can_pause and self.state.has_work_in_flight and now < migration.drain_until:",
+        new="if False:",
+        caught_by="tests/unit/broker/recovery/test_migration.py::test_nothing_is_computed_again",
+    ),
+    Mutant(
+        name="copies-of-other-bits-adopted",
+        breaks="A worker takes over keys and values of a worker whose kernels compute other bits.",
+        target="swarm.broker.recovery.migration:Migration.on_prepared",
+        old="if any(plans.capacity[route.source].bits != bits for route in self._migration.routes_to(incarnation)):",
+        new="if False:",
+        caught_by="tests/unit/broker/recovery/test_migration.py::test_layers_that_cannot_be_copied_are_replayed",
+    ),
+    Mutant(
+        name="migration-waits-forever",
+        breaks="A change of a whole plan waits for the last copies without a deadline.",
+        target="swarm.broker.recovery.migration:Migration.finish",
+        old="if migration.incomplete and migration.tail_until is not None and now < migration.tail_until:",
+        new="if migration.incomplete:",
+        caught_by="tests/unit/broker/recovery/test_migration.py::test_late_copies_are_not_waited_for",
+    ),
+    Mutant(
+        name="copies-outlive-their-migration",
+        breaks="Workers go on copying for a plan that was given up.",
+        target="swarm.broker.recovery.migration:Migration.cancel",
+        old="self._order()",
+        new="pass",
+        caught_by="tests/unit/broker/recovery/test_migration.py::test_receiver_refuses",
+    ),
+    Mutant(
+        name="replay-ordered-while-the-plan-pauses",
+        breaks="A replay is continued under a plan that is about to be replaced, and the change cuts it.",
+        target="swarm.broker.recovery.rebuild:Rebuilder._start_next",
+        old="if not self.state.plans.is_serving:",
+        new="if False:",
+        caught_by="tests/unit/broker/recovery/test_migration.py"
+        "::test_a_sequence_whose_layers_are_being_rebuilt_is_not_waited_for",
     ),
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from swarm.broker.admin import departed
+from swarm.broker.admin.copies_report import copies_as_json, describe_copies
 from swarm.broker.admin.standby_report import warming_progress
 from swarm.broker.planner.explain import describe_extra_worker, describe_forecast, forecast_json
 from swarm.broker.planner.load import PlanGauge, StageGauge
 from swarm.broker.planner.problem import Shortage
 from swarm.broker.planning.candidates import Proposal
+from swarm.broker.planning.growth import describe_move
 from swarm.broker.state import Plan, PlanPhase, PlanState, State
 from swarm.broker.state.plans import PlanConstraints
 from swarm.wire.messages import Json, LayerRange, Manifest, PlanWhatIf
@@ -27,6 +29,10 @@ def report_plan(state: State) -> Json:
     if plans.current is not None and plans.current.forecast is not None:
         body["forecast"] = forecast_json(plans.current.forecast)
         body["measured"] = _report_measured(plans.gauge)
+    if moves := state.moves.as_json(state.now):
+        body["moves"] = moves
+    if copies := copies_as_json(state):
+        body["copies"] = copies
     if laid_down := _overrides_as_json(state.constraints):
         body["by_hand"] = laid_down
     if plans.phase is PlanPhase.PREPARING and plans.upcoming is not None:
@@ -75,11 +81,14 @@ def _explain(plan: Plan, state: State) -> list[str]:
         host = plan.stages[0].host
         together = f"all stages share the cores of {host}: in mode auto one step is in flight at a time"
         lines.append(f"{together}, and each stage uses all of them in turn")
+    if state.moves.is_active:
+        lines.append(describe_move(state.moves.past[-1], state.moves.achieved(state.moves.past[-1]), state.now))
     if plan.recovery_choice:
         lines.append(f"quickest way to continue after the loss: {plan.recovery_choice}")
     lines += [
         _describe_standby(state, holder, ranges, manifest) for holder, ranges in plan.standby if holder in state.workers
     ]
+    lines += describe_copies(state, plan)
     lines += () if plan.forecast is None else describe_extra_worker(plan.forecast)
     return [*lines, *_warn_unlike_kernels(state), *_warn_tightest(state.plans)]
 

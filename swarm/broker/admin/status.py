@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from swarm.broker.admin.copies_report import held_as_json, report_copies
 from swarm.broker.admin.standby_report import warming_as_json
 from swarm.broker.members.monitor import VitalSigns
 from swarm.broker.reports import scheduling
@@ -101,6 +102,7 @@ def report_nodes(
                 "here_for_s": None if worker.is_gone else round(max(0.0, now - worker.joined_at), 3),
                 "standby": [] if worker.is_gone else [[layers.first, layers.stop] for layers in worker.warm_layers],
                 "warming": warming_as_json(worker, state.manifest, now),
+                "copies": held_as_json(state, worker),
                 "kernels": ready.kernels if ready else "",
                 "lies": worker.num_corrupt_results,
                 "faults": worker.num_faults,
@@ -193,6 +195,7 @@ def report_stats(
         "broker": dict(state.process_figures),
         "requests": latencies.counts(),
         "recoveries": state.recoveries.figures(now),
+        "kv_copies": report_copies(state),
         "histograms": latencies.histograms() | statistics.histograms() | spread,
         "stages": stages,
     }

@@ -1,10 +1,10 @@
 """Choice of the layers that each worker keeps warm for others: loaded, without keys and values, in case their holder
 dies.
 
-* ``neighbours``: the first half of a stage's layers is kept by the stage before it, the second half by the stage
-  behind
+* ``neighbours``: the first part of a stage's layers is kept by the stage before it, the second part by the stage behind
   it: after a loss both grow by layers that they already have, and no other worker is involved. Together the swarm loads
-  every layer twice. Where one of the two has no memory left, the other takes more.
+  every layer twice. Each of the two gets a part by its speed, and less if its memory would not hold all of the layers.
+  Where one has no memory left, the other takes more.
 * ``all``: beyond that, every stage extends in both directions as long as it has memory.
 * A worker without a part in the plan keeps as much as fits, unless the policy is ``none``: its memory has no other use.
 
@@ -14,6 +14,7 @@ the memory for the positions that every stage must have.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -65,6 +66,13 @@ class _Stage:
         self.free_bytes -= size
         return True
 
+    def weight(self, layers: LayerRange) -> float:
+        """Return how large a part of these layers this stage should keep, relative to the other neighbour: by its speed
+        and the fraction of them that its memory can hold."""
+        device = self.problem.devices[self.device]
+        fits = min(1.0, max(0, self.free_bytes) / max(1, self.problem.model.weight_bytes(layers)))
+        return fits / device.layer_s if device.layer_s > 0 else fits
+
     def spread(self) -> None:
         """Keep more layers, outwards on both sides, as far as memory allows."""
         down, up, num = self.layers.stop, self.layers.first - 1, self.problem.model.num_layers
@@ -80,8 +88,11 @@ class _Gap:
         self.before = stages[place - 1] if place > 0 else None
         self.behind = stages[place + 1] if place + 1 < len(stages) else None
         self.low, self.high = stages[place].layers.first, stages[place].layers.stop
-        both = self.before is not None and self.behind is not None
-        self.middle = (self.low + self.high + 1) // 2 if both else (self.high if self.before is not None else self.low)
+        before, behind = (
+            0.0 if each is None else each.weight(stages[place].layers) for each in (self.before, self.behind)
+        )
+        part = before / (before + behind) if before + behind else 0.5
+        self.middle = self.low + math.floor(part * (self.high - self.low) + 0.5)  # where the second part begins
 
     def grow(self, *, halves: bool) -> bool:
         """Cover one layer more at each end; False if there was no memory, or nothing left to do."""

@@ -26,6 +26,7 @@ from swarm.broker.planner.takeover import ReplayWork
 from swarm.broker.planning.alternatives import find_alternatives
 from swarm.broker.planning.candidates import CandidatePool, Proposal
 from swarm.broker.planning.demand import Demand
+from swarm.broker.planning.growth import is_due
 from swarm.broker.planning.measurements import layer_alone_s, list_lost_sequences
 from swarm.broker.planning.rules import PlanRules, apply_steering, describe_held, exclude_cordoned
 from swarm.broker.state import Plan, StagePlan, State, Worker, WorkerState
@@ -290,13 +291,15 @@ class TargetPlan:
 
     @property
     def should_change(self) -> bool:
-        """Whether the active plan should be replaced: it can't stay, or another one is worth it."""
+        """Whether the active plan should be replaced now: it can't stay, or another one is worth it (``growth``)."""
         current = self.state.plans.current
         if current is None:
             return False
         proposal = self.propose()
         margin = apply_steering(self.state, self.rules, current).margin
-        return isinstance(proposal, Proposal) and proposal.is_worth_it(current, margin)
+        if not isinstance(proposal, Proposal) or not proposal.is_worth_it(current, margin):
+            return False
+        return is_due(self.state, proposal, margin, self.rules.cooldown_s)
 
     def shortage_without(self, worker: Worker) -> str | None:
         """Return the shortage that the swarm would have without this worker; None if it could do without."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swarm.broker.actions import ConnectPipeline, Outbox
+from swarm.broker.planning.rules import PlanRules
 from swarm.broker.recovery.kv_copies import KvCopies
 from swarm.broker.recovery.rebuild import Rebuilder, evict_overflow, trust_copied
 from swarm.broker.recovery.speeds import make_gauges
@@ -33,6 +34,7 @@ class Activation:
         self.state.rebuilding.clear()
         self.standby.reset()
         self.copies.reset()
+        self.state.moves.end_plan()
         self.state.recoveries.record_prepared(now)
         self.state.clear_stages()
         sequences = evict_overflow(self.state)
@@ -40,8 +42,8 @@ class Activation:
         self.orders.activate(plan, sequences, now)
         self.out.append(ConnectPipeline(plan.epoch, plan.stages[0].endpoint))
 
-    def on_activated(self, message: Activated, mode: str, now: float) -> None:
-        """Handle a stage's report. ``mode``: how steps run (``PlanRules``)."""
+    def on_activated(self, message: Activated, rules: PlanRules, now: float) -> None:
+        """Handle a stage's report of what it holds."""
         plans = self.state.plans
         if plans.phase is not PlanPhase.ACTIVATING or not plans.is_awaited(message.incarnation, message.epoch):
             self.state.count("stale_control")
@@ -53,15 +55,17 @@ class Activation:
         self.state.rebuilding.reports[message.incarnation] = message
         self.copies.on_activated(worker, message)
         if not plans.awaited:
-            self._serve(mode, now)
+            self._serve(rules, now)
 
-    def _serve(self, mode: str, now: float) -> None:
+    def _serve(self, rules: PlanRules, now: float) -> None:
         plans = self.state.plans
         plan = plans.serve()
-        plans.gauge.reset(make_gauges(self.state, mode, plan))
+        plans.gauge.reset(make_gauges(self.state, rules.mode, plan))
         for stage in plan.stages:
             worker = self.state.workers[stage.incarnation]
             worker.planned_layers = stage.layers
+        is_busy = bool(self.state.running or len(self.state.waiting))
+        self.state.moves.record_serving(now, rules.cooldown_s if is_busy else 0.0)
         self.state.count("plans")
         stages = [f"{s.name} {s.layers}" for s in plan.stages]
         self.orders.unassign_others(plan)
@@ -76,5 +80,6 @@ class Activation:
 def log_recovery(out: Outbox, recovery: Recovery) -> None:
     """Log the end of a recovery: the predicted times and the measured ones."""
     report = recovery.as_json()
-    names = ("epoch", "cause", "evidence", "choice", "predicted", "measured", "sequences", "layer_positions")
+    positions = ("layer_positions", "copied_layer_positions")
+    names = ("epoch", "cause", "evidence", "choice", "predicted", "measured", "sequences", *positions)
     out.note("recovered", "info", **{name: report[name] for name in names})

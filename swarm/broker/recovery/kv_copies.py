@@ -281,7 +281,7 @@ class KvCopies:
         copies = self.state.kv_copies
         if now - copies.checked_at < CHECK_EVERY_S:
             return []
-        copies.checked_at = now
+        copies.measure_rate(self.state.counters.get("positions", 0), now)
         sequences = [sequence for sequence in self.state.running if not sequence.rebuilds]
         again = []
         for route in routes:

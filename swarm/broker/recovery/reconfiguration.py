@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from swarm.broker.actions import DisconnectPipeline, Outbox, ProbeRoute, WriteEpoch
 from swarm.broker.planner.problem import Shortage
 from swarm.broker.planning.candidates import Proposal
+from swarm.broker.planning.growth import describe_cause, predict_move
 from swarm.broker.planning.proposals import TargetPlan, draft
 from swarm.broker.planning.rules import PlanRules
 from swarm.broker.recovery.activation import Activation, log_recovery
@@ -123,6 +124,7 @@ class Reconfiguration:
                 self._activation.start(now)
             elif self._migration.is_near(now):
                 self._migration.stop(now)
+                self._state.moves.record_stopped(now)
         if plans.phase is PlanPhase.COPYING and self._migration.finish(now):
             self._activation.start(now)
 
@@ -274,7 +276,7 @@ class Reconfiguration:
                 self.on_members_changed(now)
 
     def on_activated(self, message: Activated, now: float) -> None:
-        self._activation.on_activated(message, self.target.rules.mode, now)
+        self._activation.on_activated(message, self.target.rules, now)
 
     def refresh_wait_reason(self, now: float) -> None:
         """Update the reason why the swarm waits, for a report about to be sent."""
@@ -301,6 +303,9 @@ class Reconfiguration:
         self._prepare(draft(self._state, proposal, plans.epoch + 1))
         if plans.current is None:
             self._record_recovery(proposal, now)
+        else:
+            cause, since = describe_cause(self._state, plans.current, proposal, self.target.rules.cooldown_s)
+            self._state.moves.begin(cause, predict_move(self._state, proposal), since, plans.epoch)
 
     def _prepare(self, plan: Plan) -> None:
         """Have this plan, of the next epoch, prepared as soon as the journal has the epoch."""
@@ -349,6 +354,7 @@ class Reconfiguration:
     def _abandon_plan(self) -> None:
         """Drop the plan in preparation; the active one, if whole, stays."""
         self._migration.cancel()
+        self._state.moves.give_up()
         self.standby.reset()
         self._state.routes.end_tests(are_open=False)
         self._state.plans.abandon()
@@ -356,6 +362,9 @@ class Reconfiguration:
     def _stop_serving(self) -> None:
         """Stop dispatching, and discard all steps in flight."""
         self._state.migration.end()
+        self._state.moves.give_up()
+        self._state.moves.end_plan()
+        self._state.moves.lift_quiet(self._state.now + self.target.rules.cooldown_s)
         self._state.plans.fail()
         self._state.rebuilding.clear()
         self._state.clear_stages()

@@ -142,11 +142,12 @@ class StandbyOrders:
 
     def order(self, target: Proposal | None) -> None:
         """Order workers to keep layers warm. A stage of the active plan keeps what that plan names, since it has
-        reserved the memory. Other workers keep what ``target`` names, the plan that would be made now."""
+        reserved the memory. Other workers keep what ``target`` names, the plan that would be made now; and if that is
+        to be made soon, its layers."""
         current = self.state.plans.current
         if current is None:
             return
-        spares = {} if target is None else dict(target.standby)
+        spares = {} if target is None else dict(target.standby) | {i: (layers,) for i, layers in target.shares}
         for worker in self.state.workers.values():
             if worker.is_gone:
                 continue

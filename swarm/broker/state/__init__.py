@@ -8,6 +8,7 @@ This package sends nothing, writes nothing and makes no decisions.
 - ``running``: sequences that run; ``prefix``: whose keys and values other sequences may share
 - ``plans``: plans, epochs, and the layers that are still to be rebuilt
 - ``kv_copies``: copies of keys and values that workers hold for each other
+- ``migration``: copies for a change of plan; ``moves``: what such changes gained and took
 - ``workers``: workers, their heartbeats and verdicts, and the routes between workers that are blocked
 - ``evidence``: steps that raised, and what has been computed successfully since
 - ``newcomers``: processes that wait for the name of another one, and workers that were refused

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from swarm.wire.messages import HeldSequence, KvSource, KvTarget, LayerRange, RangePosition, SequencePosition
 
+RATE_WINDOW_S = 10.0  # over which the rate of positions is averaged
+
 
 @dataclass(frozen=True, slots=True)
 class CopyRoute:
@@ -66,6 +68,8 @@ class KvCopyState:
     # by holder without memory for more copies: time at which it is tried again
     paused_until: dict[str, float] = field(default_factory=dict)
     checked_at: float = 0.0  # time at which the progress was last compared
+    positions_per_s: float = 0.0  # recent rate at which steps compute positions, of all sequences together
+    counted_positions: float = 0.0  # positions that steps had computed at ``checked_at``
     dropped_at: float = 0.0  # time at which copies of ended sequences were last looked for
     targets: dict[str, tuple[KvTarget, ...]] = field(
         default_factory=dict
@@ -79,6 +83,14 @@ class KvCopyState:
         """Return the position up to which a worker holds copies of the sequence in all these layers."""
         held = self.held.get(holder)
         return 0 if held is None else held.position(sequence, layers)
+
+    def measure_rate(self, num_positions: float, now: float) -> None:
+        """Measure the rate of positions. ``num_positions``: all that steps have computed by now."""
+        elapsed_s = now - self.checked_at
+        weight = min(1.0, elapsed_s / RATE_WINDOW_S)
+        rate = max(0.0, num_positions - self.counted_positions) / elapsed_s
+        self.positions_per_s += weight * (rate - self.positions_per_s)
+        self.counted_positions, self.checked_at = num_positions, now
 
     def forget_orders(self) -> None:
         """Drop the record of all orders: they end with their plan."""

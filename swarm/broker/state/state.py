@@ -12,6 +12,7 @@ from swarm.broker.state.evidence import Evidence
 from swarm.broker.state.kv_copies import KvCopyState
 from swarm.broker.state.lifecycle import SequenceState
 from swarm.broker.state.migration import MigrationState
+from swarm.broker.state.moves import PlanMoves
 from swarm.broker.state.newcomers import Newcomers
 from swarm.broker.state.plans import PlanConstraints, PlanState, Rebuilding, RecheckSchedule, RestartState
 from swarm.broker.state.prefix import PrefixCache, PrefixRules
@@ -181,6 +182,7 @@ class State:
     constraints: PlanConstraints = field(default_factory=PlanConstraints)
     plans: PlanState = field(default_factory=PlanState)
     migration: MigrationState = field(default_factory=MigrationState)  # copies for a change of plan
+    moves: PlanMoves = field(default_factory=PlanMoves)
     restart: RestartState = field(default_factory=RestartState)  # the start after a restart of the broker
     rebuilding: Rebuilding = field(default_factory=Rebuilding)
     kv_copies: KvCopyState = field(default_factory=KvCopyState)
@@ -259,6 +261,7 @@ class State:
         self.plans.deadline += pause_s
         self.plans.members_changed_at += pause_s
         self.migration.shift_deadlines(pause_s)
+        self.moves.shift_deadlines(pause_s)
         self.rebuilding.ordered_at += pause_s
         self.timers.shift_deadlines(pause_s)
         self.journal_lookups.shift_deadlines(pause_s)
@@ -301,6 +304,13 @@ class State:
         self.to_retire.clear()
         for sequence, _ in ends:
             self.running.refresh(sequence)
+
+    def record_step(self, flight: InFlightStep, now: float) -> None:
+        """Record the time of a completed step."""
+        if flight.num_tokens == len(flight.sequences):  # decodes only
+            busy_s = now - max(flight.sent_at, self.costs.last_done_at)
+            self.moves.rates.record(len(self.running), flight.num_tokens, busy_s)
+        self.costs.record_step(flight.num_tokens, flight.sent_at, now)
 
     def complete_step(self, step: int) -> InFlightStep | None:
         """Remove and return a completed step; None if it is not in flight any more."""

@@ -15,8 +15,8 @@ from swarm.sim.actors.environment import Environment
 from swarm.sim.network import FakeListener, SimLink, garble_frames
 from swarm.sim.schedules.schedule import KvConditions
 from swarm.sim.views import WorkerView
-from swarm.stage.actions import AllowKvSenders, ConnectKvTargets, SendKvPart
-from swarm.stage.events import Event, KvArrived, KvPartTaken, KvTurn
+from swarm.stage.actions import AllowKvSenders, ConnectKvTargets, SendKvPart, StoreKv, apply_to_executor
+from swarm.stage.events import Event, KvArrived, KvPartTaken, KvStoreFailed, KvTurn
 from swarm.stage.executor import KvData
 from swarm.testing import FakeExecutor
 from swarm.wire import tensors
@@ -56,19 +56,27 @@ class SimKvShell:
         self._is_ticking = False  # turns are scheduled
         self.num_garbled = 0  # parts still to be sent with a flipped bit
         self.num_lost_orders = self.num_lost_reports = 0  # SendKv and ReceiveKv, and KvHeld, still to be lost
+        self.num_failing = 0  # parts that can't be stored
         self.lag_s = 0.0  # extra delay of every part
         self.is_short = False  # other users of the memory leave less than the copies take
 
     # --- actions of the core
 
-    def perform(self, action: ConnectKvTargets | AllowKvSenders | SendKvPart) -> None:
+    def perform(self, action: StoreKv | ConnectKvTargets | AllowKvSenders | SendKvPart) -> tuple[KvStoreFailed, ...]:
+        """Carry out an action. Return the core's next event if a part could not be stored."""
         match action:
+            case StoreKv() if self.num_failing:
+                self.num_failing -= 1
+                return (KvStoreFailed(action.sequence, "MemoryError: no memory"),)
+            case StoreKv():
+                apply_to_executor(self._executor, action)
             case ConnectKvTargets(edges):
                 self._connect(edges)
             case AllowKvSenders(keys):
                 self.listener.set_allowed(keys)
             case SendKvPart():
                 self._send(action)
+        return ()
 
     def _connect(self, edges: tuple[Edge, ...]) -> None:
         wanted = {edge.to: edge for edge in edges}
@@ -197,5 +205,5 @@ class SimKvShell:
             link.drop(for_s, keeps=self._chance.random() < 0.5)
 
     def heal(self) -> None:
-        self.num_garbled = self.num_lost_orders = self.num_lost_reports = 0
+        self.num_garbled = self.num_lost_orders = self.num_lost_reports = self.num_failing = 0
         self.lag_s, self.is_short = 0.0, False

@@ -16,11 +16,11 @@ from swarm.errors import ModelError
 from swarm.sim.actors.device import SimDevice
 from swarm.sim.actors.environment import Environment
 from swarm.sim.actors.heartbeats import SimHeartbeats
+from swarm.sim.actors.hello import build_hello
 from swarm.sim.actors.kv_shell import SimKvShell
-from swarm.sim.actors.routes import kv_endpoint
 from swarm.sim.checks import effects
 from swarm.sim.network import FakeListener, SimLink, fake_public_key
-from swarm.sim.schedules.schedule import Machines, WorkerSpec
+from swarm.sim.schedules.schedule import WorkerSpec
 from swarm.stage import actions as stage_act
 from swarm.stage import events as stage_event
 from swarm.stage.core import StageCore, StageSettings
@@ -32,10 +32,8 @@ from swarm.wire.messages import (
     Fence,
     Hello,
     KvHeld,
-    LayerCost,
     LayerRange,
     Leaving,
-    Manifest,
     Order,
     Prepare,
     Prepared,
@@ -47,8 +45,6 @@ from swarm.wire.messages import (
     layers_of,
     to_ranges,
 )
-from swarm.wire.schema import schema
-from swarm.wire.versions import VERSIONS
 
 STAGE_TICK_S = 0.1  # interval of the worker's timer
 RELEASE_TIMEOUT_S = 3.0  # how long a worker that wants to leave waits for its release
@@ -82,7 +78,7 @@ class WorkerNode:
             StageSettings(name, self.incarnation, cluster.manifest.num_layers, log_bytes=cluster.log_bytes)
         )
         self._machines = cluster.machines
-        self.device = SimDevice(cluster, self.executor, _slowness(name, self._machines))
+        self.device = SimDevice(cluster, self.executor, self._machines.slowness.get(name, 1.0))
         self.is_alive = True
         # frozen: stopped as by SIGSTOP; hung: only the compute thread has stopped
         self.is_frozen = self.is_hung = self._is_leaving = False
@@ -259,7 +255,8 @@ class WorkerNode:
                 self._perform(action)
         if not self.is_alive:
             return
-        if actions or not isinstance(event, stage_event.StageTick | stage_event.KvTurn):
+        has_failed = bool(self._inbox) and isinstance(self._inbox[0], stage_event.KvStoreFailed)
+        if not has_failed and (actions or not isinstance(event, stage_event.StageTick | stage_event.KvTurn)):
             self._cluster.check_after_stage(self, snapshot)
             self._cluster.kv_check.after_event(event, self)
         if order:
@@ -290,12 +287,13 @@ class WorkerNode:
                 | stage_act.ShrinkSequence()
                 | stage_act.TruncateSequence()
                 | stage_act.ReleaseSequence()
-                | stage_act.StoreKv()
                 | stage_act.DropKv()
             ):
                 stage_act.apply_to_executor(self.executor, action)
-            case stage_act.ConnectKvTargets() | stage_act.AllowKvSenders() | stage_act.SendKvPart():
-                self.kv.perform(action)
+            case (
+                stage_act.StoreKv() | stage_act.ConnectKvTargets() | stage_act.AllowKvSenders() | stage_act.SendKvPart()
+            ):
+                self._inbox.extendleft(self.kv.perform(action))  # a failure comes before everything else
             case stage_act.UseLayers(layers, kept):
                 self.executor.activate(layers, kept)
             case stage_act.OpenEdge(_, edge):
@@ -317,7 +315,7 @@ class WorkerNode:
             case stage_act.FreeSpareMemory():
                 self.executor.drop_spare()
             case stage_act.SendHello():
-                self._send_to_broker(_build_hello(self, self.executor.manifest, self._machines))
+                self._send_to_broker(build_hello(self, self.executor.manifest, self._machines))
             case stage_act.SendToBroker(message):
                 self._send_to_broker(message)
             case stage_act.StartHeartbeats():
@@ -422,45 +420,3 @@ class WorkerNode:
             return
         self.post(stage_event.StandbyProgressed(standby, 0.01))
         self._world.schedule(self._world.draw(self._world.pace.load), lambda: self._load_standby(layers))
-
-
-def _slowness(name: str, machines: Machines) -> float:
-    return machines.slowness.get(name, 1.0)
-
-
-def _build_hello(worker: WorkerNode, manifest: Manifest, machines: Machines) -> Hello:
-    """Return the Hello message: identity, device, memory, and stored sequences."""
-    core = worker.core
-    name, incarnation = core.settings.name, core.settings.incarnation
-    return Hello(
-        epoch=core.fence,
-        lineage=core.lineage,
-        name=name,
-        incarnation=incarnation,
-        pid=1,
-        host="machine" if machines.together else name,
-        wire_versions=VERSIONS,
-        schema=schema(),
-        device="cpu",
-        dtype="float32",
-        cores=1,
-        endpoint=incarnation,
-        memory_bytes=worker.memory_bytes,
-        costs=_costs(_slowness(name, machines)) if machines.measure else (),
-        manifest=manifest,
-        held_layers=core.layers,
-        held=core.hello_inventory(),
-        logs=tuple(core.log.ranges()),
-        kept=core.pending_plan.standby,
-        key=worker.key,
-        ticket=worker.ticket,
-        kv_endpoint=kv_endpoint(incarnation),
-    )
-
-
-def _costs(slowness: float) -> tuple[LayerCost, ...]:
-    return (
-        LayerCost("decode", 1, 32, 0.001 * slowness, False),
-        LayerCost("prefill", 256, 0, 0.01 * slowness, False),
-        LayerCost("head", 1, 0, 0.0005 * slowness, False),
-    )

@@ -18,7 +18,7 @@ from swarm.wire.messages import Activate, ReceiveKv
 if TYPE_CHECKING:
     from swarm.sim.views import SceneView, WorkerView
 
-LEAK_S = 12.0  # how long copies of an ended sequence may stay while a plan serves
+LEAK_S = 20.0  # how long copies of an ended sequence may stay while a plan serves
 
 
 class KvCheck:

@@ -46,7 +46,18 @@ CLIENT_FAULTS: tuple[FaultKind, ...] = ("client_freeze",)  # the same
 KEY_FAULTS: tuple[FaultKind, ...] = ("key_revoked",)  # the same
 SLEEP_FAULTS: tuple[FaultKind, ...] = ("broker_sleeps",)  # the same
 KV_FAULTS: tuple[FaultKind, ...] = (  # the same
-    *("kv_lag", "kv_cut", "kv_garble", "kv_short", "kv_lost", "kv_crash_at", "kv_owner", "kv_pair", "kv_stale"),
+    *(
+        "kv_lag",
+        "kv_cut",
+        "kv_garble",
+        "kv_short",
+        "kv_lost",
+        "kv_store_fails",
+        "kv_crash_at",
+        "kv_owner",
+        "kv_pair",
+        "kv_stale",
+    ),
 )
 BY_OWN_CHANCE: tuple[FaultKind, ...] = (
     *CLIENT_FAULTS,

@@ -321,6 +321,10 @@ def _kv_short(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
         cluster.crash(others[fault.whom % len(others)])
 
 
+def _kv_store_fails(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    node.kv.num_failing = fault.count
+
+
 def _kv_lost(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
     if fault.whom % 2:
         node.kv.num_lost_orders = 1 + fault.whom % MOST_KV_LOST
@@ -416,6 +420,7 @@ _ON_WORKER: dict[str, Callable[[Cluster, WorkerNode, Fault], None]] = {
     "kv_short": _kv_short,
     "kv_lost": _kv_lost,
     "kv_pair": _kv_pair,
+    "kv_store_fails": _kv_store_fails,
 }
 _ON_CLUSTER: dict[str, Callable[[Cluster, list[WorkerNode], Fault], None]] = {
     "join": _join,

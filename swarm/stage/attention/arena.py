@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -124,12 +124,12 @@ class KvArena:
 
     def read_positions(self, sequence: int, layers: LayerRange, start: int, stop: int) -> torch.Tensor:
         """Return a flat copy of these positions in these layers (``transfer``)."""
-        for layer in range(layers.first, layers.stop):
-            self._existing_region(sequence, layer)
-        held = self._sequences[sequence]
+        held = self._sequences.get(sequence)
+        if held is None or not held.layers.issuperset(range(layers.first, layers.stop)):
+            raise IllegalMove(f"{layers.label}: nothing of sequence {sequence} is stored")
         if not 0 <= start < stop <= min(held.limit, held.rack.positions):
             raise IllegalMove(f"sequence {sequence}: positions {start} to {stop} are not stored")
-        return Slabs(held.rack, held.slot, layers).read(start, stop)
+        return Slabs.of(held.rack, layers).read(held.slot, start, stop)
 
     def write_positions(
         self,
@@ -138,7 +138,7 @@ class KvArena:
         span: tuple[int, int],
         flat: torch.Tensor,
         *,
-        shapes: Sequence[KvShape],
+        shapes: list[KvShape],
         active: LayerRange | None,
     ) -> None:
         """Write positions ``span`` as ``read_positions`` returned them, here or on another machine.
@@ -150,17 +150,21 @@ class KvArena:
             raise IllegalMove(f"sequence {sequence} reserved {held.limit} positions; {start} to {stop} don't fit")
         if len(flat) != count_numbers(shapes, stop - start):
             raise IllegalMove(f"{len(flat)} numbers don't fill {stop - start} positions of {layers.label}")
+        counted = self._count_used(stop)
         for layer in range(layers.first, layers.stop):
             if active is not None and active.first <= layer < active.stop:
                 self._mark_used(held, stop)
-            else:
-                self._count_copy(held, layer, max(held.copies.get(layer, 0), self._count_used(stop)))
+            elif held.copies.get(layer, 0) < counted:
+                self._count_copy(held, layer, counted)
         if not self._has_pages and held.rack.positions < held.allocated:
             self._resize(held.rack, held.allocated)
         for layer, shape in zip(range(layers.first, layers.stop), shapes, strict=True):
             if layer not in held.layers:
                 self.ensure_region(sequence, layer, *shape.empty(flat))
-        Slabs(held.rack, held.slot, layers).write(start, stop, flat)
+        slabs = Slabs.of(held.rack, layers)
+        if slabs.shapes != shapes:
+            raise IllegalMove(f"{layers.label}: keys and values of other heads are stored")
+        slabs.write(held.slot, start, flat)
 
     def drop_copies(self, sequence: int, layers: LayerRange) -> None:
         """Drop the sequence's copies in these layers. An unknown sequence is no error."""
@@ -198,7 +202,7 @@ class KvArena:
         buffer = held.rack.buffers.get(layer)  # none if a copy of it was counted but got no memory
         if self._num_slots == 1:
             held.rack.buffers.pop(layer, None)
-            held.rack.tables.clear()
+            held.rack.forget_addresses()
         elif buffer is not None:
             buffer.clear(held.slot)
         held.layers.discard(layer)
@@ -228,7 +232,7 @@ class KvArena:
         for rack in self._racks:
             for layer in [layer for layer in rack.buffers if layer not in own and layer not in kept]:
                 del rack.buffers[layer]
-            rack.tables.clear()
+            rack.forget_addresses()
         for held in self._sequences.values():
             for layer in {*held.layers, *held.copies}:
                 positions = held.copies.get(layer, 0)
@@ -274,7 +278,7 @@ class KvArena:
         """Resize the rack of one sequence, layer after layer, so that little memory is held twice."""
         kept = min(rack.positions, positions)
         rack.positions = positions
-        rack.tables.clear()
+        rack.forget_addresses()
         for layer, old in rack.buffers.items():
             new = new_buffer(self._num_slots, positions, old.shape, old.keys)
             new.region(0).copy_from(old.region(0), kept)
@@ -308,7 +312,7 @@ class KvArena:
         shape = KvShape(keys.shape[0], keys.shape[2], values.shape[2])
         if layer not in rack.buffers:
             rack.buffers[layer] = new_buffer(self._num_slots, rack.positions, shape, keys)
-            rack.tables.clear()
+            rack.forget_addresses()
         buffer = rack.buffers[layer]
         if buffer.layouts is not choose_layouts(keys):
             raise IllegalMove(f"layer {layer} holds keys and values as other kernels want them; release them first")

@@ -126,6 +126,12 @@ class Rack:
     # Addresses of the slabs of a range of layers, for a kernel that works on all of them; emptied by any change of a
     # slab.
     tables: dict[LayerRange, Any] = field(default_factory=dict)
+    moves: dict[LayerRange, Any] = field(default_factory=dict)  # the same for moves between machines (``transfer``)
+
+    def forget_addresses(self) -> None:
+        """Empty the tables: a slab has changed."""
+        self.tables.clear()
+        self.moves.clear()
 
 
 def new_buffer(num_slots: int, positions: int, shape: KvShape, like: torch.Tensor) -> LayerBuffer:

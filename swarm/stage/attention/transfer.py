@@ -7,8 +7,7 @@ bit patterns of the stored dtype. A flat tensor or array holds it, because layer
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
@@ -17,7 +16,7 @@ import torch
 from swarm.stage import native
 from swarm.stage.attention.kernel_args import cache_table
 from swarm.stage.attention.layouts import PACKED
-from swarm.stage.attention.racks import KvShape, LayerBuffer, Rack
+from swarm.stage.attention.racks import KvShape, Rack
 from swarm.wire.messages import LayerRange
 
 if TYPE_CHECKING:
@@ -31,65 +30,60 @@ _PATTERNS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
 class Slabs:
-    """Some layers of one slot of a rack."""
+    """Some layers of a rack, through which positions move. Made once: the blocks of small models take microseconds."""
 
-    rack: Rack
-    slot: int
-    layers: LayerRange
+    def __init__(self, rack: Rack, layers: LayerRange) -> None:
+        self._buffers = [rack.buffers[layer] for layer in range(layers.first, layers.stop)]
+        self.shapes = [buffer.shape for buffer in self._buffers]
+        self._numbers = count_numbers(self.shapes, 1)
+        like = self._buffers[0].keys
+        self._dtype, self._device = like.dtype, like.device
+        # our kernels, if all layers have their layout: then one call moves all of them
+        self._library = native.library() if all(buffer.layouts is PACKED for buffer in self._buffers) else None
+        self._table = None if self._library is None else cache_table(rack, layers)
+        self._table_at = 0 if self._table is None else ctypes.addressof(self._table)
 
-    def read(self, start: int, stop: int) -> torch.Tensor:
-        """Return a flat copy of these positions' keys and values."""
-        like, shapes = self._buffers[0].keys, self.shapes
-        flat = torch.empty(count_numbers(shapes, stop - start), dtype=like.dtype, device=like.device)
-        if (library := self._native_library()) is not None:
-            library.swarm_read_kv(*self._native_args(start, stop), flat.data_ptr())
+    @classmethod
+    def of(cls, rack: Rack, layers: LayerRange) -> Slabs:
+        """Return these layers of a rack, which exist."""
+        found: Slabs | None = rack.moves.get(layers)
+        if found is None:
+            found = rack.moves[layers] = cls(rack, layers)
+        return found
+
+    def read(self, slot: int, start: int, stop: int) -> torch.Tensor:
+        """Return a flat copy of these positions' keys and values in a slot."""
+        count = stop - start
+        flat = torch.empty(self._numbers * count, dtype=self._dtype, device=self._device)
+        if self._library is not None:
+            self._library.swarm_read_kv(self._table_at, len(self._buffers), slot, start, count, flat.data_ptr())
             return flat
-        for buffer, (keys, values) in zip(self._buffers, _split_layers(flat, shapes, stop - start), strict=True):
-            buffer.region(self.slot).read_to(start, keys, values)
+        for buffer, (keys, values) in zip(self._buffers, self._split(flat, count), strict=True):
+            buffer.region(slot).read_to(start, keys, values)
         return flat
 
-    def write(self, start: int, stop: int, flat: torch.Tensor) -> None:
+    def write(self, slot: int, start: int, flat: torch.Tensor) -> None:
         """Write what ``read`` returned, for layers of the same shapes."""
-        shapes = self.shapes
-        assert len(flat) == count_numbers(shapes, stop - start), "the caller has checked it"
-        if (library := self._native_library()) is not None:
-            library.swarm_write_kv(*self._native_args(start, stop), flat.data_ptr())
+        count = len(flat) // self._numbers
+        if self._library is not None:
+            self._library.swarm_write_kv(self._table_at, len(self._buffers), slot, start, count, flat.data_ptr())
             return
-        for buffer, (keys, values) in zip(self._buffers, _split_layers(flat, shapes, stop - start), strict=True):
-            buffer.region(self.slot).write(start, keys, values)
+        for buffer, (keys, values) in zip(self._buffers, self._split(flat, count), strict=True):
+            buffer.region(slot).write(start, keys, values)
 
-    @property
-    def shapes(self) -> list[KvShape]:
-        return [buffer.shape for buffer in self._buffers]
-
-    @property
-    def _buffers(self) -> list[LayerBuffer]:
-        return [self.rack.buffers[layer] for layer in range(self.layers.first, self.layers.stop)]
-
-    def _native_library(self) -> ctypes.CDLL | None:
-        """Return our kernels if all these layers have their layout: then one call moves all of them."""
-        return native.library() if all(buffer.layouts is PACKED for buffer in self._buffers) else None
-
-    def _native_args(self, start: int, stop: int) -> tuple[int, ...]:
-        table = cache_table(self.rack, self.layers)
-        return ctypes.addressof(table), len(table), self.slot, start, stop - start
+    def _split(self, flat: torch.Tensor, positions: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """View flat numbers as each layer's keys and values."""
+        begin = 0
+        for shape in self.shapes:
+            end = begin + shape.numbers * positions
+            yield shape.split(flat[begin:end], positions)
+            begin = end
 
 
 def count_numbers(shapes: Iterable[KvShape], positions: int) -> int:
     """Return how many numbers these layers have for this many positions."""
     return sum(shape.numbers for shape in shapes) * positions
-
-
-def _split_layers(
-    flat: torch.Tensor, shapes: Sequence[KvShape], positions: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    begin = 0
-    for shape in shapes:
-        end = begin + shape.numbers * positions
-        yield shape.split(flat[begin:end], positions)
-        begin = end
 
 
 def to_patterns(flat: torch.Tensor) -> NDArray[np.generic]:

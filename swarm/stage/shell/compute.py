@@ -183,7 +183,8 @@ class ComputeThread:
     def _wait_s(self) -> float:
         if self._has_idle_time():
             return 0.0
-        return min(RETRY_S if self._recheck_connection.is_full else TICK_S, self.kv.wait_s(self._clock.now()))
+        wait_s = RETRY_S if self._recheck_connection.is_full else TICK_S
+        return min(wait_s, self.kv.wait_s(self._clock.now(), may_send=self._core.may_send_kv))
 
     def fail(self, error: BaseException) -> None:
         """End the worker after a bug in any thread: a worker that limps on would hide it. A supervisor restarts it."""
@@ -221,7 +222,8 @@ class ComputeThread:
         now = self._clock.now()
         if now - self._last_tick_at >= TICK_S:
             self._last_tick_at = now
-            self._events.append(StageTick(self._executor.kv_free_bytes()))
+            self.kv.free_bytes = self._executor.kv_free_bytes()
+            self._events.append(StageTick(self.kv.free_bytes))
             self._handle_events()
             self.kv.notice()
         self._flush()
@@ -238,8 +240,7 @@ class ComputeThread:
         """Store or send a part of a copy, if the core wants that now. A parked worker sends nothing."""
         if self._core.is_parked:
             return
-        self.kv.flush()
-        event = self.kv.next_event(is_idle=is_idle, now=self._clock.now())
+        event = self.kv.next_event(is_idle=is_idle, may_send=self._core.may_send_kv)
         if event is not None:
             self._events.append(event)
             self._handle_events()

@@ -43,7 +43,7 @@ class _Target:
 
     @property
     def is_blocked(self) -> bool:
-        return bool(self.unsent) or not self.channel.poll_writable()
+        return bool(self.unsent) or not self.channel.is_ready
 
     def flush(self) -> bool:
         """Send waiting messages as far as possible. Return whether there were any and all were accepted."""
@@ -135,8 +135,10 @@ class KvChannels:
 
     def flush(self) -> bool:
         """Send what waits as far as possible. Return whether a target accepts again what it did not before."""
-        accepted = [target.flush() for target in self._targets.values()]
-        return any(accepted)
+        accepts = False
+        for target in self._targets.values():
+            accepts = target.flush() or accepts
+        return accepts
 
     def close(self) -> None:
         for target in self._targets.values():

@@ -167,8 +167,9 @@ class KvReceiver:
         if not part.tensor.checksum:
             raise WireError("kv_part.tensor.checksum: it is missing")
         start = part.block * BLOCK
-        # copied here, into memory of its own, so that the compute thread need not do that
-        numbers = np.require(tensors.view(part.tensor, payload).reshape(-1), requirements=["C", "W"])
+        # as bytes of the frame, which nothing else uses, so that the compute thread need not copy them
+        stored = tensors.view(part.tensor, payload)
+        numbers = np.frombuffer(payload, stored.dtype) if not payload.readonly else stored.reshape(-1)
         data = KvData(part.layers, start, start + len(part.tokens), part.tensor.dtype, numbers)
         if not self._fits(data):
             raise WireError(

@@ -22,7 +22,7 @@ from swarm.wire.push import PushChannel
 
 # Between two turns in which the core sends nothing. Steps of small models take less than a millisecond, and asking
 # costs some of that.
-_EVERY_S: Final = 0.005
+_EVERY_S: Final = 0.02
 
 KvAction = act.SendKvPart | act.StoreKv | act.ConnectKvTargets | act.AllowKvSenders
 
@@ -37,6 +37,8 @@ class KvTraffic:
         self._clock = clock
         self._is_due = False  # whether a turn may lead to a part
         self._next_turn_at = -inf
+        # memory that copies may still take: as last measured, less what has arrived since
+        self.free_bytes = executor.kv_free_bytes()
 
     def start(self) -> None:
         if self._receiver is not None:
@@ -52,11 +54,12 @@ class KvTraffic:
     def blocked_channels(self) -> tuple[PushChannel, ...]:
         return self._channels.blocked_channels()
 
-    def wait_s(self, now: float) -> float:
-        """Return after what time there is something to do; infinite if nothing has happened."""
+    def wait_s(self, now: float, *, may_send: bool) -> float:
+        """Return after what time there is something to do; infinite if nothing has happened. ``may_send``: whether the
+        core may have something to send."""
         if self._receiver is not None and self._receiver.has_parts:
             return 0.0
-        return max(0.0, self._next_turn_at - now) if self._is_due and self._channels.has_targets else inf
+        return max(0.0, self._next_turn_at - now) if may_send and self._is_due else inf
 
     def notice(self) -> None:
         """Record that something has happened, so that a turn may lead to a part."""
@@ -66,17 +69,18 @@ class KvTraffic:
         """Record that an order arrived, which the next turn is to follow at once."""
         self._is_due, self._next_turn_at = True, -inf
 
-    def flush(self) -> None:
-        """Send what waits, as far as the targets accept it."""
+    def next_event(self, *, is_idle: bool, may_send: bool) -> KvArrived | KvTurn | None:
+        """Return an arrived part or a turn for the core, if there is one now. ``is_idle``: no step is waiting.
+
+        Called after every step, so it is quick if there is nothing.
+        """
         if self._channels.flush():
             self.hurry()
-
-    def next_event(self, *, is_idle: bool, now: float) -> KvArrived | KvTurn | None:
-        """Return an arrived part or a turn for the core, if there is one now. ``is_idle``: no step is waiting."""
-        received = None if self._receiver is None else self._receiver.take()
-        if received is not None:
-            return KvArrived(received.part, received.data, self._executor.kv_free_bytes(), received.sender)
-        if not self._is_due or now < self._next_turn_at or not self._channels.has_targets:
+        if self._receiver is not None and (received := self._receiver.take()) is not None:
+            free_bytes = self.free_bytes
+            self.free_bytes -= received.data.numbers.nbytes
+            return KvArrived(received.part, received.data, free_bytes, received.sender)
+        if not (may_send and self._is_due) or (now := self._clock.now()) < self._next_turn_at:
             return None
         self._is_due = not is_idle
         self._next_turn_at = now + _EVERY_S

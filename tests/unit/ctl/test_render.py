@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from swarm.admin.orders import standby_report
-from swarm.ctl.render import nodes, standby
+from swarm.ctl.render import nodes, recoveries, standby
 
 
 def test_a_table_of_workers_has_room_in_120_columns() -> None:
@@ -76,3 +76,27 @@ def test_standby_says_what_nobody_keeps_and_who_may_load_it(rows: list[dict[str,
     shown = io.StringIO()
     Console(file=shown, width=400).print(standby(standby_report({"workers": workers})))
     assert [line.strip()[2:] for line in shown.getvalue().splitlines() if line.startswith("·")] == told
+
+
+def test_standby_shows_the_copies_of_each_worker() -> None:
+    route = {"source": "w1", "layers": [4, 6], "positions": 8130, "behind": 40}
+    held = {"routes": [route, {**route, "layers": [6, 7], "behind": 0}], "num_bytes": 3 << 20, "free_bytes": 9}
+    workers = [{"name": "w0", "state": "member", "layers": [0, 4], "standby": [[0, 4]], "copies": held}]
+    shown = io.StringIO()
+    Console(file=shown, width=400).print(standby(standby_report({"workers": workers})))
+    assert [line.strip()[2:] for line in shown.getvalue().splitlines() if line.startswith("·")] == [
+        "every layer has a standby",
+        "w0 holds copies of w1's keys and values in layers 4–5: 8130 positions, at most 40 of a sequence behind",
+        "w0 holds copies of w1's keys and values in layers 6: 8130 positions, complete",
+        "w0's copies take 3.0 MiB",
+    ]
+
+
+@pytest.mark.parametrize(("copied", "told"), [(0, "12 were lost"), (4321, "12 were lost, copies saved 4321")])
+def test_recoveries_show_what_copies_saved(copied: int, told: str) -> None:
+    recovery = {"sequences": 2, "layer_positions": 12, "least_layer_positions": 12, "copied_layer_positions": copied}
+    shown = io.StringIO()
+    Console(file=shown, width=400).print(recoveries({"recoveries": [recovery]}))
+    assert f"2 sequences, 12 layer·positions computed again, {told}" in [
+        line.strip() for line in shown.getvalue().splitlines()
+    ]

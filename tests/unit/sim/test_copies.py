@@ -62,7 +62,7 @@ def test_most_schedules_have_copies_and_some_have_each_of_their_faults() -> None
     schedules = [make_full_schedule(seed) for seed in range(400)]
     kinds = Counter(fault.kind for schedule in schedules for fault in schedule.faults if fault.kind in KV_FAULTS)
     assert kinds.keys() == set(KV_FAULTS)
-    assert all(10 < count < 70 for count in kinds.values())
+    assert all(10 < count < 140 for count in kinds.values())
     policies = Counter(schedule.settings.plan.rules.standby_kv for schedule in schedules)
     assert policies["neighbours"] > policies["all"] > policies["none"] / 3 > 0
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from swarm.stage import actions as act
 from swarm.stage.events import KvArrived, KvPartTaken, KvTurn, Loaded, OrderArrived, StageTick, StandbyLoaded
+from swarm.stage.kv_sender import WAIT_S
 from swarm.wire import tensors
 from swarm.wire.messages import (
     BLOCK,
@@ -66,7 +67,8 @@ class KvPipe:
         return self.receiver.order(ReceiveKv(epoch=epoch, sources=(KvSource("w0.1", layers),), **order))  # type: ignore[arg-type]
 
     def turn(self, turn: KvTurn = IDLE) -> list[act.SendKvPart]:
-        """Give the sender a turn; its part is on its way. Returns the part, or nothing."""
+        """Give the sender a turn, after a while; its part is on its way. Returns the part, or nothing."""
+        self.sender.now += WAIT_S
         parts = parts_in(self.sender.feed(turn))
         for part in parts:
             self.waiting.append(self.read(part))

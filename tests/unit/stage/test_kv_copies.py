@@ -11,7 +11,7 @@ import pytest
 from swarm.stage import actions as act
 from swarm.stage.events import KvArrived, KvStoreFailed, Loaded
 from swarm.stage.kv_arrivals import REPEAT_S, UNORDERED_S
-from swarm.stage.kv_sender import PART_S
+from swarm.stage.kv_sender import PART_S, URGENT_PART_S
 from swarm.wire.messages import (
     REPLAY_STEP,
     Activate,
@@ -22,6 +22,7 @@ from swarm.wire.messages import (
     HeldSequence,
     KvSource,
     LayerRange,
+    LeaseRenewed,
     Lineage,
     Open,
     Prepare,
@@ -33,7 +34,7 @@ from swarm.wire.messages import (
     Unassign,
     Welcome,
 )
-from tests.unit.stage.bench import CAPACITY, EDGE, StageBench, opened, step_of
+from tests.unit.stage.bench import CAPACITY, EDGE, WELCOME, StageBench, opened, step_of
 from tests.unit.stage.kv_bench import AMPLE, LAYERS, KvPipe, activate, held_by, keep_warm, positions, tick
 
 MakeStage = Callable[..., StageBench]
@@ -645,6 +646,21 @@ def test_copies_are_reported_when_they_have_changed_at_most_once_a_second(pipe: 
     assert held_by(tick(pipe.receiver, after_s=1.0)) == [report], "it may have been lost"
 
 
+def test_a_report_is_repeated_since_it_may_have_been_lost(pipe: KvPipe) -> None:
+    """While there is something to report. The order to drop ended sequences is answered in any case: otherwise the
+    broker would repeat it for ever."""
+    run_both(pipe, 1, 0, 70, open=(begin(),))
+    pipe.copy_all()
+    (report,) = held_by(tick(pipe.receiver, after_s=2.0))
+    assert held_by(tick(pipe.receiver, after_s=REPEAT_S - 1.0)) == []
+    assert held_by(tick(pipe.receiver, after_s=1.0)) == [report]
+    for _ in range(2):
+        pipe.receive(ended=(1,))
+        (report,) = held_by(tick(pipe.receiver, after_s=1.0))
+        assert report.held == ()
+    assert held_by(tick(pipe.receiver, after_s=2 * REPEAT_S)) == []
+
+
 def test_awaited_positions_are_reported_immediately(pipe: KvPipe) -> None:
     """Once, as soon as every layer has every sequence up to its position."""
     run_both(pipe, 1, 0, 70, open=(begin(),))
@@ -652,6 +668,7 @@ def test_awaited_positions_are_reported_immediately(pipe: KvPipe) -> None:
     exact = positions(s1=70, s2=10)
     assert held_by(pipe.receive(awaited=exact)) == []
     pipe.send(until=exact)
+    pipe.took_s = URGENT_PART_S  # so that every block is a part of its own
     (report,) = held_by(pipe.copy_all())
     assert report.is_complete
     assert {h.sequence: h.kv[0].position for h in report.held} == {1: 70, 2: 10}
@@ -679,6 +696,16 @@ def test_a_worker_without_orders_and_copies_reports_nothing(make_stage: MakeStag
     stage = make_stage()
     stage.order(welcome("journal", 1))
     assert held_by(tick(stage, after_s=2.0)) == []
+
+
+def test_a_parked_worker_reports_later(pipe: KvPipe) -> None:
+    run_both(pipe, 1, 0, 40, open=(begin(),))
+    pipe.copy_all()
+    pipe.receiver.core.membership.on_welcome(WELCOME)
+    assert held_by(tick(pipe.receiver, after_s=60.0)) == []
+    assert pipe.receiver.core.is_parked
+    pipe.receiver.order(LeaseRenewed())
+    assert len(held_by(tick(pipe.receiver))) == 1
 
 
 def test_an_order_may_await_what_is_held_already(spare: KvPipe) -> None:

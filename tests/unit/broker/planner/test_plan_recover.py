@@ -360,6 +360,26 @@ def test_where_one_has_no_room_the_other_takes_more() -> None:
     assert keeps[2] == (LayerRange(4, 8),)
 
 
+@pytest.mark.parametrize(
+    ("before", "behind", "cut"),
+    [
+        ({}, {}, 7),
+        ({"layer_s": 0.002}, {}, 6),  # a third of the speed of both
+        ({}, {"layer_s": 0.002}, 8),
+        ({"memory_bytes": 139 * MIB}, {}, 6),  # room for half of them
+        ({}, {"memory_bytes": 139 * MIB}, 8),
+        ({"layer_s": 0.002}, {"memory_bytes": 139 * MIB}, 7),
+    ],
+)
+def test_neighbours_are_weighed_by_speed_and_memory(
+    before: dict[str, object], behind: dict[str, object], cut: int
+) -> None:
+    """The quicker one takes over more, and the one with little memory keeps some of it for keys and values."""
+    devices = (device("w0", **before), device("w1"), device("w2", **behind))
+    keeps = kept(PlanningProblem(model(14), devices), line((0, 0, 4), (1, 4, 10), (2, 10, 14)), "neighbours")
+    assert (keeps[0], keeps[2]) == ((LayerRange(4, cut),), (LayerRange(cut, 10),))
+
+
 def test_keys_and_values_keep_their_room() -> None:
     """Standby takes half of what is free at most, and nothing of what is wanted for positions."""
     shares = line((0, 0, 6), (1, 6, 12))

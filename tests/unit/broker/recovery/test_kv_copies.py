@@ -20,6 +20,7 @@ from swarm.wire.messages import (
     HeldSequence,
     KvHeld,
     LayerRange,
+    Query,
     RangePosition,
     ReceiveKv,
     SendKv,
@@ -338,3 +339,53 @@ def test_copies_of_ended_sequences_are_dropped() -> None:
     bench.take()
     bench.tick(0.5)
     assert orders(bench.take(), ReceiveKv) == []
+
+
+# --- reports ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_shows_who_copies_what_and_its_price() -> None:
+    bench = copying(2)
+    body = bench.ask(Query(what="plan")).body
+    per_position = 3 * bench.workers["w0"].manifest.kv_bytes_per_token[0]
+    assert body["copies"] == [
+        {
+            "source": source,
+            "holder": holder,
+            "layers": [layers.first, layers.stop],
+            "positions": 0,
+            "behind": 0,
+            "bytes_per_position": per_position,
+            "full_bytes": per_position * 4096,
+            "bytes_per_s": 0,
+        }
+        for source, holder, layers in (("w0", "w1", PINS["w0"]), ("w1", "w0", PINS["w1"]))
+    ]
+    (line, _) = [line for line in body["why"] if "holds copies" in line]
+    assert line.startswith("w1 holds copies of w0's keys and values in layers 0–2: ")
+    assert "(plan.standby_kv)" in line
+    assert "predicted" in line
+    run(bench, 100)
+    bench.tick(1.0)
+    rate = bench.state.kv_copies.positions_per_s
+    assert rate > 0
+    body = bench.ask(Query(what="plan")).body
+    assert [row["bytes_per_s"] for row in body["copies"]] == [round(per_position * rate)] * 2
+    assert any(f"at the measured {rate:.0f} positions/s" in line for line in body["why"])
+
+
+def test_reports_show_how_far_copies_are() -> None:
+    bench = copying(2)
+    sequence = run(bench, 100)
+    report(bench, "w1", {sequence: 64}, PINS["w0"], num_bytes=1234, free_bytes=5678)
+    (w0, w1) = bench.ask(Query(what="nodes")).body["workers"]
+    assert w1["copies"] == {
+        "routes": [{"source": "w0", "layers": [0, 3], "positions": 64, "behind": 32}],
+        "num_bytes": 1234,
+        "free_bytes": 5678,
+    }
+    assert w0["copies"]["routes"][0]["behind"] == 96
+    assert bench.ask(Query(what="stats")).body["kv_copies"] == {"routes": 2, "bytes": 1234, "behind": 96}
+    bench = copying(2, "none")
+    assert [row["copies"] for row in bench.ask(Query(what="nodes")).body["workers"]] == [None, None]
+    assert "copies" not in bench.ask(Query(what="plan")).body

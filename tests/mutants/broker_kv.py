@@ -1,0 +1,100 @@
+"""Mutants of the copies of keys and values in swarm/broker/recovery."""
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        name="senders-ordered-before-holders",
+        breaks="Senders are ordered before the holders that must accept their parts.",
+        target="swarm.broker.recovery.kv_copies:order_copies",
+        old="""
+            _order_receivers(state, out, plan.epoch, orders, {route.holder for route in again})
+            _order_senders(state, out, plan.epoch, orders, {route.source for route in again})
+        """,
+        new="""
+            _order_senders(state, out, plan.epoch, orders, {route.source for route in again})
+            _order_receivers(state, out, plan.epoch, orders, {route.holder for route in again})
+        """,
+        caught_by="tests/unit/broker/recovery/test_kv_copies.py::test_every_layer_has_one_holder_that_keeps_it_warm",
+    ),
+    Mutant(
+        name="reports-of-an-earlier-plan-count",
+        breaks="A report of copies under an earlier plan counts.",
+        target="swarm.broker.recovery.kv_copies:KvCopies.on_held",
+        old="if current is None or message.epoch < current.epoch:",
+        new="if current is None:",
+        caught_by="tests/unit/broker/recovery/test_kv_copies.py::test_reports_of_an_earlier_plan_do_not_count",
+    ),
+    Mutant(
+        name="copies-of-other-bits",
+        breaks="A worker whose kernels compute other bits is chosen to hold copies.",
+        target="swarm.broker.recovery.kv_copies:_can_copy",
+        old="and (own == others or not others)",
+        new="and (own == others or True)",
+        caught_by="tests/unit/broker/recovery/test_kv_copies.py::test_to_whom_nothing_is_copied",
+    ),
+    Mutant(
+        name="copies-of-ended-sequences-stay",
+        breaks="Holders without a part in the plan keep the copies of ended sequences.",
+        target="swarm.broker.recovery.kv_copies:KvCopies._drop_ended",
+        old="if ended:",
+        new="if False:",
+        caught_by="tests/unit/broker/recovery/test_kv_copies.py::test_a_spare_drops_copies_of_sequences_that_have_ended",
+    ),
+    Mutant(
+        name="copies-that-stand-still-stay-so",
+        breaks="Copies that lost a part are never ordered again.",
+        target="swarm.broker.recovery.kv_copies:KvCopies._find_standing_still",
+        old="again.append(route)",
+        new="pass",
+        caught_by="tests/unit/broker/recovery/test_kv_copies.py::test_a_route_that_stands_still_is_ordered_again_from_what_is_held",
+    ),
+    Mutant(
+        name="copying-begins-with-steps-in-flight",
+        breaks="The last positions are ordered while steps are in flight.",
+        target="swarm.broker.recovery.migration:Migration.finish",
+        old="if migration.can_pause and self.state.has_work_in_flight and now < migration.drain_until:",
+        new="if False:",
+        caught_by="tests/unit/broker/recovery/test_migration.py::test_nothing_is_computed_again",
+    ),
+    Mutant(
+        name="a-change-waits-for-copies-for-ever",
+        breaks="A change of plan waits for copies without a deadline.",
+        target="swarm.broker.recovery.migration:Migration.is_near",
+        old="return now >= self._migration.wait_until or not any(map(self._is_behind, self._migration.holders))",
+        new="return not any(map(self._is_behind, self._migration.holders))",
+        caught_by="tests/unit/broker/recovery/test_migration.py::test_late_copies_are_not_waited_for",
+    ),
+    Mutant(
+        name="unlike-bits-migrate",
+        breaks="Keys and values move to a worker whose kernels compute other bits.",
+        target="swarm.broker.recovery.migration:Migration.on_prepared",
+        old="if any(plans.capacity[route.source].bits != bits for route in self._migration.routes_to(incarnation)):",
+        new="if False:",
+        caught_by="tests/unit/broker/recovery/test_migration.py::test_layers_that_cannot_be_copied_are_replayed",
+    ),
+    Mutant(
+        name="foreign-tokens-of-copies-count",
+        breaks="Positions taken over from copies count although their tokens are not the sequence's.",
+        target="swarm.broker.recovery.rebuild_runs:_count_trusted",
+        old="if not held.digests:",
+        new="if True:",
+        caught_by="tests/unit/broker/recovery/test_rebuild.py::test_copies_count_as_far_as_their_tokens_are_the_sequence_s",
+    ),
+    Mutant(
+        name="rebuild-from-the-furthest-layer",
+        breaks="A rebuild starts at the position of the layer that holds most.",
+        target="swarm.broker.recovery.rebuild_runs:_split",
+        old="start = min(lacking.values())",
+        new="start = max(lacking.values())",
+        caught_by="tests/unit/broker/recovery/test_rebuild.py::test_lost_layers_are_rebuilt_from_the_nearest_log",
+    ),
+    Mutant(
+        name="a-log-with-a-gap-is-used",
+        breaks="Lost positions are rebuilt from a log that begins behind the first of them.",
+        target="swarm.broker.recovery.rebuild_runs:_find_nearest_log",
+        old="whole = entry.sequence == wanted.sequence and entry.start <= wanted.start and wanted.stop <= entry.stop",
+        new="whole = entry.sequence == wanted.sequence and wanted.stop <= entry.stop",
+        caught_by="tests/unit/broker/recovery/test_rebuild.py::test_a_log_without_its_beginning_serves_what_copies_lack",
+    ),
+)
