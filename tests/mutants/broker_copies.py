@@ -37,9 +37,9 @@ MUTANTS = (
         name="copies-of-ended-sequences-stay",
         breaks="Holders without a part in the plan keep the copies of ended sequences.",
         target="swarm.broker.recovery.kv_copies:KvCopies._drop_ended",
-        old="if ended:",
+        old="if ended and worker is not None and not worker.is_gone:",
         new="if False:",
-        caught_by="tests/unit/broker/recovery/test_kv_copies.py::test_a_spare_drops_copies_of_sequences_that_have_ended",
+        caught_by="tests/unit/broker/recovery/test_kv_copies.py::test_copies_of_ended_sequences_are_dropped",
     ),
     Mutant(
         name="copies-that-stand-still-stay-so",
