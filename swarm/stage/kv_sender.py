@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from swarm.stage.actions import Action, ConnectKvTargets, SendKvPart
 from swarm.stage.events import KvPartTaken, KvTurn
@@ -36,8 +37,8 @@ SAVED_S = 0.02  # of that time, the most that is saved up for later
 PART_S = 0.001  # time for reading one part: a step waits for at most one
 URGENT_PART_S = 0.004
 MAX_BLOCKS = 16  # of one part
-# Where no change of plan waits, a sequence's next block waits this long after its last part, unless MAX_WAITING are
-# finished: a part of a small model costs as much as a few of its tokens, however many blocks it has.
+# Where no change of plan waits, the next block of a sequence that was sent completely waits this long, unless
+# MAX_WAITING are finished: a part of a small model costs as much as a few of its tokens, however many blocks it has.
 WAIT_S = 0.25
 MAX_WAITING = 4
 FAILED_PAUSE_S = 0.5  # for which a target is left alone after a part that could not be sent
@@ -103,7 +104,7 @@ class _Part:
     def is_early(self, now: float) -> bool:
         """Return whether it is better to wait for more blocks."""
         is_short = self.goal - self.sent.position < MAX_WAITING * BLOCK
-        return self.target.rank == 2 and is_short and now - self.sent.sent_at < WAIT_S
+        return self.target.rank == 2 and is_short and now - self.sent.complete_at < WAIT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +207,8 @@ class KvSender:
         self._under_way = _PartUnderWay(
             target, part.sent, part.sent.position, (stop - part.start) * len(layers), turn.is_idle
         )
-        part.sent.position, part.sent.turn, part.sent.sent_at = stop, self._num_turns, now
+        part.sent.position, part.sent.turn = stop, self._num_turns
+        part.sent.complete_at = now if stop == part.goal else -inf
         return [
             SendKvPart(
                 target.order.to,

@@ -33,7 +33,7 @@ class SentPositions:
 
     position: int = 0
     turn: int = 0  # number of the sender's turn in which the last part was sent
-    sent_at: float = -inf  # time of that turn
+    complete_at: float = -inf  # time of that turn, if it sent all that there was
 
 
 @dataclass(slots=True)

@@ -98,7 +98,8 @@ class KvPipe:
         return [action for event in waiting for action in self.receiver.feed(event)]
 
     def copy_all(self) -> list[act.Action]:
-        """Everything that can be sent is sent and arrives."""
+        """Everything that can be sent is sent and arrives, after a while."""
+        self.sender.now += WAIT_S
         while self.turn():
             pass
         return self.deliver()
