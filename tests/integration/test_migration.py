@@ -61,6 +61,11 @@ async def test_no_position_is_computed_again(
             assert not any(answer.done() for answer in answers)
             assert await asyncio.gather(*answers) == expected
             after = await figures(client)
+            (move,) = (await client.query("plan"))["moves"]  # type: ignore[misc]
+        assert move["cause"] == {drain: "without w1", leave: "without w1", join: "with w2"}[change]
+        assert move["measured"]["gain"] > 0
+        assert move["measured"]["sequences"] == len(PROMPTS)
+        assert 0 < move["measured"]["pause_s"] < move["measured"]["reached_s"]
         assert after.get("migrations", 0) == before.get("migrations", 0) + 1
         assert after.get("migrations_incomplete", 0) == 0
         assert after.get("replayed_positions", 0) == 0
