@@ -231,7 +231,7 @@ MUTANTS = (
         name="chunks-run-backwards",
         breaks="A duplicate prompt chunk runs after the next chunk.",
         target="swarm.stage.replay:_ReplayProgress.has_run",
-        old="return self.is_resumed or (self.through == step.through and step.rows[0].start < self.stop)",
+        old="return self.is_resumed or (self.through == through and row.start < self.stop)",
         new="return self.is_resumed",
         caught_by="tests/unit/stage/test_core.py::test_a_chunk_that_comes_again_after_the_next_one_does_not_run",
     ),

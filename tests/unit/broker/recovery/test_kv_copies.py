@@ -243,6 +243,40 @@ def test_reports_of_an_earlier_plan_do_not_count() -> None:
     assert bench.state.kv_copies.position("w0.1", 1, LayerRange(3, 5)) == 0
 
 
+def test_a_worker_that_joins_again_is_ordered_again() -> None:
+    """It may have lost its order, and what it held."""
+    bench = copying(2)
+    add(bench, "w9")
+    bench.core._reconfiguration.target.set_rules(PlanRules(standby_kv="all", pins=PINS))
+    bench.tick(1.0)
+    sequence = run(bench, 100)
+    report(bench, "w9", {sequence: 96}, LayerRange(0, 6))
+    bench.take()
+    bench.now += 0.1
+    bench.tell("w9", bench.workers["w9"].hello())
+    bench.tick(0.1)
+    actions = bench.take()
+    assert "w9.1" in dict(orders(actions, ReceiveKv))
+    assert {source for source, holder in sent(actions) if holder == "w9.1"} == {"w0.1", "w1.1"}
+    assert not any(t.held for _, order in orders(actions, SendKv) for t in order.targets if t.to.to == "w9.1")  # type: ignore[union-attr]
+    bench.tick(1.0)
+    assert not orders(bench.take(), SendKv)
+
+
+def test_copies_go_on_while_layers_are_rebuilt() -> None:
+    """The next death may come before that is done."""
+    bench = copying(2)
+    run(bench, 100)
+    sequence = bench.sequence("r")
+    bench.workers["w1"].held = {sequence.id: 0}
+    bench.workers["w0"].logged = {sequence.id: sequence.kv}
+    bench.take()
+    bench.core._reconfiguration.on_data_path_broken(bench.now, blame=False)
+    bench.tick()
+    assert not bench.state.rebuilding.is_idle
+    assert set(sent(bench.take())) == {("w0.1", "w1.1"), ("w1.1", "w0.1")}
+
+
 def test_after_a_change_of_plan_copies_are_ordered_for_it() -> None:
     """With what the stages of the new plan have reported with their activation."""
     bench = copying(3)

@@ -76,10 +76,10 @@ MUTANTS = (
     Mutant(
         name="foreign-tokens-of-copies-count",
         breaks="Positions taken over from copies count although their tokens are not the sequence's.",
-        target="swarm.broker.recovery.rebuild_runs:_count_trusted",
-        old="if not held.digests:",
+        target="swarm.broker.recovery.rebuild:_trust_digests",
+        old="if not held.digests or sequence is None:",
         new="if True:",
-        caught_by="tests/unit/broker/recovery/test_rebuild.py::test_copies_count_as_far_as_their_tokens_are_the_sequence_s",
+        caught_by="tests/unit/broker/recovery/test_kv_copies.py::test_what_a_stage_took_over_from_copies_counts_as_far_as_its_tokens_are_right",
     ),
     Mutant(
         name="rebuild-from-the-furthest-layer",
