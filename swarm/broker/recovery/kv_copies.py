@@ -231,18 +231,21 @@ class KvCopies:
     out: Outbox
     _epoch: int = 0  # highest chosen epoch at the last orders: a later one may have replaced them
     _chosen_for: tuple[object, ...] = field(default=())
+    _joined_at: dict[str, float] = field(default_factory=dict)  # by incarnation, at the last orders
 
     def refresh(self, policy: StandbyPolicy, now: float) -> None:
         """Order the copies that the present workers can hold; again where they stand still."""
         copies = self.state.kv_copies
         if self._epoch != self.state.plans.epoch:
             self.reset()
-        routes = choose_routes(self.state, policy) if self._has_changed(policy, now) else copies.replicas
+        again = self._find_rejoined()
+        has_changed = self._has_changed(policy, now)
+        routes = choose_routes(self.state, policy) if has_changed else copies.replicas
         copies.progress = {route: copies.progress.get(route) or CopyProgress(risen_at=now) for route in routes}
-        again = self._find_standing_still(routes, now) if routes == copies.replicas else []
-        if routes != copies.replicas or again:
+        again |= set() if has_changed else self._find_standing_still(now)
+        if has_changed or again:
             copies.replicas = routes
-            order_copies(self.state, self.out, map(CopyOrder, routes), again)
+            order_copies(self.state, self.out, map(CopyOrder, routes), again & set(routes))
         self._drop_ended(now)
 
     def _drop_ended(self, now: float) -> None:
@@ -263,6 +266,16 @@ class KvCopies:
         sequence = self.state.sequences.get(sequence_id)
         return sequence is None or sequence.state is SequenceState.ENDED
 
+    def _find_rejoined(self) -> set[CopyRoute]:
+        """Return the routes of workers that have sent Hello again since the last orders, which may have lost them."""
+        copies = self.state.kv_copies
+        joined_at = {i: worker.joined_at for i, worker in self.state.workers.items() if not worker.is_gone}
+        again = {i for i, since in joined_at.items() if self._joined_at.get(i, since) != since}
+        self._joined_at = joined_at
+        for incarnation in again:
+            copies.held.pop(incarnation, None)
+        return {route for route in copies.replicas if {route.source, route.holder} & again}
+
     def _has_changed(self, policy: StandbyPolicy, now: float) -> bool:
         """Whether anything has changed on which the routes depend."""
         current, copies = self.state.plans.current, self.state.kv_copies
@@ -276,15 +289,15 @@ class KvCopies:
         self._chosen_for = chosen_for
         return has_changed
 
-    def _find_standing_still(self, routes: tuple[CopyRoute, ...], now: float) -> list[CopyRoute]:
+    def _find_standing_still(self, now: float) -> set[CopyRoute]:
         """Return the routes that lag behind and have made no progress for a while."""
         copies = self.state.kv_copies
         if now - copies.checked_at < CHECK_EVERY_S:
-            return []
+            return set()
         copies.measure_rate(self.state.counters.get("positions", 0), now)
         sequences = [sequence for sequence in self.state.running if not sequence.rebuilds]
-        again = []
-        for route in routes:
+        again = set()
+        for route in copies.replicas:
             progress = copies.progress[route]
             held = {s.id: copies.position(route.holder, s.id, route.layers) for s in sequences}
             has_risen = any(position > progress.positions.get(id_, 0) for id_, position in held.items())
@@ -300,7 +313,7 @@ class KvCopies:
                 self.state.count("kv_copies_paused")
             else:
                 self.state.count("kv_copies_reordered")
-                again.append(route)
+                again.add(route)
         return again
 
     def _is_full(self, route: CopyRoute, sequences: list[Sequence]) -> bool:
@@ -354,7 +367,8 @@ class KvCopies:
         """Drop the record of orders, which end with their plan, and of workers that are gone."""
         copies = self.state.kv_copies
         copies.forget_orders()
-        copies.held = {i: held for i, held in copies.held.items() if i in self.state.workers}
+        present = {i for i, worker in self.state.workers.items() if not worker.is_gone}
+        copies.held = {i: held for i, held in copies.held.items() if i in present}
         self._epoch, self._chosen_for = self.state.plans.epoch, ()
 
 

@@ -108,7 +108,7 @@ class Reconfiguration:
             if self._state.rebuilding.is_idle:
                 proposal = self.target.propose()
                 self.standby.order(None if isinstance(proposal, Shortage) else proposal)
-                self.copies.refresh(self.target.rules.standby_kv, now)
+            self.copies.refresh(self.target.rules.standby_kv, now)
             if (direct := self._route_retries.next_retry(now)) is not None:
                 self._prepare(direct)
             return

@@ -13,6 +13,7 @@ from swarm.broker.planning.rules import PlanRules
 from swarm.broker.recovery.kv_copies import PAUSE_S, STANDS_STILL_S
 from swarm.broker.recovery.rebuild import trust_copied
 from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
+from swarm.broker.state.kv_copies import HeldCopies
 from swarm.wire.digests import prefix_digests
 from swarm.wire.messages import (
     BLOCK,
@@ -241,6 +242,61 @@ def test_reports_of_an_earlier_plan_do_not_count() -> None:
     report(bench, "w0", {1: 64}, LayerRange(0, 4))
     assert bench.state.kv_copies.position("w0.1", 1, LayerRange(0, 4)) == 64
     assert bench.state.kv_copies.position("w0.1", 1, LayerRange(3, 5)) == 0
+
+
+def test_a_worker_that_joins_again_is_ordered_again() -> None:
+    """It may have lost its order, and what it held."""
+    bench = copying(2)
+    add(bench, "w9")
+    bench.core._reconfiguration.target.set_rules(PlanRules(standby_kv="all", pins=PINS))
+    bench.tick(1.0)
+    sequence = run(bench, 100)
+    report(bench, "w9", {sequence: 96}, LayerRange(0, 6))
+    bench.take()
+    bench.now += 0.1
+    bench.tell("w9", bench.workers["w9"].hello())
+    bench.tick(0.1)
+    actions = bench.take()
+    assert "w9.1" in dict(orders(actions, ReceiveKv))
+    assert {source for source, holder in sent(actions) if holder == "w9.1"} == {"w0.1", "w1.1"}
+    assert not any(t.held for _, order in orders(actions, SendKv) for t in order.targets if t.to.to == "w9.1")  # type: ignore[union-attr]
+    bench.tick(1.0)
+    assert not orders(bench.take(), SendKv)
+
+
+def test_copies_go_on_while_layers_are_rebuilt() -> None:
+    """The next death may come before that is done."""
+    bench = copying(2)
+    run(bench, 100)
+    sequence = bench.sequence("r")
+    bench.workers["w1"].held = {sequence.id: 0}
+    bench.workers["w0"].logged = {sequence.id: sequence.kv}
+    bench.take()
+    bench.core._reconfiguration.on_data_path_broken(bench.now, blame=False)
+    bench.tick()
+    assert not bench.state.rebuilding.is_idle
+    assert set(sent(bench.take())) == {("w0.1", "w1.1"), ("w1.1", "w0.1")}
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ([(0, 6, 64)], 64),
+        ([(0, 3, 64), (3, 6, 32)], 32),
+        ([(0, 3, 32), (3, 6, 64)], 32),
+        ([(0, 1, 8), (1, 3, 96), (3, 4, 64), (4, 5, 96), (5, 6, 8)], 64),
+        ([(0, 3, 64), (4, 6, 64)], 0),
+        ([(0, 4, 64)], 0),
+        ([(2, 6, 64)], 0),
+        ([(3, 6, 64), (0, 3, 64)], 0),  # in a wrong order, which no worker sends
+        ([], 0),
+    ],
+)
+def test_all_layers_of_a_route_must_be_held(parts: list[tuple[int, int, int]], expected: int) -> None:
+    held = HeldSequence(1, tuple(RangePosition(LayerRange(first, stop), position) for first, stop, position in parts))
+    copies = HeldCopies.from_report((held,))
+    assert copies.position(1, LayerRange(1, 5)) == expected
+    assert copies.position(2, LayerRange(1, 5)) == 0
 
 
 def test_after_a_change_of_plan_copies_are_ordered_for_it() -> None:
