@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import inf
 
 import numpy as np
 
@@ -32,7 +31,6 @@ class SentPositions:
 
     position: int = 0
     turn: int = 0  # number of the sender's turn in which the last part was sent
-    complete_at: float = -inf  # time of that turn, if it sent all that there was
 
 
 @dataclass(slots=True)
