@@ -9,7 +9,6 @@ import numpy as np
 
 from swarm.stage.actions import (
     Action,
-    DropKv,
     ForkSequence,
     OpenSequence,
     ReleaseSequence,
@@ -223,8 +222,6 @@ class SequenceStore:
             self.copies.drop(item.sequence)
             self.actions.append(ForkSequence(item.sequence, item.source, position, item.limit))
             self.log.fork(item.sequence, item.source, position)
-            if (copied := self.copies.sequences.get(item.source)) is not None:
-                self.actions.extend(DropKv(item.sequence, r.layers) for r in copied.ranges())
         self.sequences[item.sequence] = StoredSequence(item, list(item.tokens), [RangePosition(layers, position)])
         return None
 
