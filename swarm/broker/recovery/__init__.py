@@ -22,5 +22,6 @@ resume     a sequence is complete in all stages            it goes back to the s
 ``restart`` decides whether to make a plan yet, or to wait for more workers first. Above all it covers the broker's own
 death: it restores the journal's content, workers report what they hold, and the plan continues if it can.
 ``route_retries`` retries direct routes in place of relayed ones. ``speeds`` measures how quick workers really are.
-``worker_orders`` also asks workers to keep layers warm, so that the next load takes no time.
+``worker_orders`` also asks workers to keep layers warm, so that the next load takes no time, and ``kv_copies`` to hold
+copies of their keys and values, so that the next replay takes little.
 """
