@@ -11,19 +11,22 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from bench_lib import BenchError, note, random_prompt, turns, vocabulary_of
 from bench_swarm import START_S, Body, Processes, Stream, answers
-from recovery_copies import SIDES, both_sides, longest_gap, until_copied
-from recovery_goals import DEATHS_REPLAYED, DRAIN_GAP, DRAIN_REPLAYED, GAIN_ERROR, Figure, gain_error
+from recovery_copies import SIDES, Run, both_sides, stall_of, undisturbed
+from recovery_goals import DEATHS_REPLAYED, DRAIN_GAP, DRAIN_REPLAYED, GAIN_ERROR, Facts, Figure, gain_error
 from recovery_overhead import throughput
 from recovery_stall import Case, usual_gap
 from recovery_swarm import STAGES, Parts
 
 from swarm.wire.messages import PlanCommand
 
+T = TypeVar("T")
+
 BETWEEN_DEATHS_S = 0.5
+SETTLE_S = 1.0  # after a change of plan, in which a gap still counts
 NEWCOMER_SEQUENCES = 16  # as many as the plan's forecast is for, with two steps in flight
 NEWCOMER_TOKENS = 64
 AFTER_CHANGE = 10  # tokens that are read after the change of plan
@@ -41,7 +44,7 @@ class Change:
 
 
 async def _counted(parts: Parts, name: str) -> float:
-    stats = await parts.client.query("stats")
+    stats = cast(Body, await parts.client.query("stats"))
     return float(stats["pipeline"].get(name) or 0.0)
 
 
@@ -53,7 +56,7 @@ def _check(streams: Sequence[Stream], calm: Sequence[Stream], what: str) -> None
 # --- drain ------------------------------------------------------------------------------------------------------------
 
 
-async def drain_once(side: str, parts: Parts, case: Case, prompts: list[list[int]], calm: list[Stream]) -> Change:
+async def drain_once(side: str, parts: Parts, case: Case, run: Run) -> Change:
     """Drain the middle stage while these answers run, then let it have layers again."""
     victim = await parts.stage(1)
     before = await _counted(parts, "replayed_layer_positions")
@@ -61,19 +64,18 @@ async def drain_once(side: str, parts: Parts, case: Case, prompts: list[list[int
 
     async def drain() -> None:
         nonlocal began, took_s
-        if side == "on":
-            await until_copied(parts, case.sequences * case.context, case.sequences)
+        await run.copies.wait(side, parts, case)
         began = time.monotonic()
         await parts.client.steer(PlanCommand("drain", victim))
         await parts.until("plan", lambda plan: _serves_without(plan, victim))
         took_s = time.monotonic() - began
 
-    streams = await answers(parts.client, prompts, case.before, case.after, drain)
-    _check(streams, calm, "drain")
+    streams = await answers(parts.client, run.prompts, case.before, case.after, drain)
+    _check(streams, run.calm, "drain")
     replayed = await _counted(parts, "replayed_layer_positions") - before
     await parts.client.steer(PlanCommand("uncordon", victim))
     await parts.whole()
-    gap_s = longest_gap(streams, began) - usual_gap(calm)
+    gap_s = stall_of(streams, began, began + took_s + SETTLE_S) - usual_gap(run.calm)
     return Change(gap_s, replayed, 0.0, took_s=took_s)
 
 
@@ -88,28 +90,27 @@ def workers_of(plan: Body) -> list[str]:
 # --- two deaths -------------------------------------------------------------------------------------------------------
 
 
-async def two_deaths(side: str, parts: Parts, case: Case, prompts: list[list[int]], calm: list[Stream]) -> Change:
+async def two_deaths(side: str, parts: Parts, case: Case, run: Run) -> Change:
     """Kill the middle stage, and half a second later the last one."""
     victims = [await parts.stage(1), await parts.stage(2)]
     began = 0.0
 
     async def kill() -> None:
         nonlocal began
-        if side == "on":
-            await until_copied(parts, case.sequences * case.context, case.sequences)
+        await run.copies.wait(side, parts, case)
         began = parts.signal(victims[0], signal.SIGKILL)
         await asyncio.sleep(BETWEEN_DEATHS_S)
         parts.signal(victims[1], signal.SIGKILL)
         for victim in victims:
             await parts.ended(victim)
 
-    streams = await answers(parts.client, prompts, case.before, case.after, kill)
-    _check(streams, calm, "two deaths")
+    streams = await answers(parts.client, run.prompts, case.before, case.after, kill)
+    _check(streams, run.calm, "two deaths")
     entries = await _recoveries(parts, began, len(victims))
     for victim in victims:
         parts.start(victim)
     await parts.whole()
-    gap_s = longest_gap(streams, began) - usual_gap(calm)
+    gap_s = stall_of(streams, began, max(entry["resumed_all_at"] for entry in entries)) - usual_gap(run.calm)
     replayed, copied = (
         float(sum(entry.get(name) or 0 for entry in entries)) for name in ("layer_positions", "copied_layer_positions")
     )
@@ -183,7 +184,7 @@ async def newcomer(model: Path, side: str) -> Newcomer:
     }
     vocabulary = vocabulary_of(model)
     async with OwnMachines(model, settings) as swarm:
-        predicted = predicted_gain(await swarm.client.query("plan"))
+        predicted = predicted_gain(cast(Body, await swarm.client.query("plan")))
         before = await throughput(swarm.client, vocabulary, NEWCOMER_SEQUENCES, NEWCOMER_TOKENS)
         began = time.monotonic()
         swarm.launch_on(1)
@@ -193,9 +194,11 @@ async def newcomer(model: Path, side: str) -> Newcomer:
         gaps = (await reading).gaps(began)
         await throughput(swarm.client, vocabulary, NEWCOMER_SEQUENCES, NEWCOMER_TOKENS)  # warms up
         after = await throughput(swarm.client, vocabulary, NEWCOMER_SEQUENCES, NEWCOMER_TOKENS)
-        moves = (await swarm.client.query("plan")).get("moves") or [None]
-        note(f"newcomer, copies {side}: {before:.1f}, then {after:.1f} tokens/s; predicted × {predicted:.2f}; {moves}")
-        return Newcomer(before, after, predicted, took_s, max(gaps, default=0.0), moves[-1])
+        told = (cast(Body, await swarm.client.query("plan")).get("moves") or [None])[-1]
+        if told is not None and told["predicted"]["gain"]:
+            predicted = float(told["predicted"]["gain"])
+        note(f"newcomer, copies {side}: {before:.1f}, then {after:.1f} tokens/s; predicted × {predicted:.2f}; {told}")
+        return Newcomer(before, after, predicted, took_s, max(gaps, default=0.0), told)
 
 
 async def _read_along(swarm: OwnMachines, vocabulary: int) -> Stream:
@@ -206,7 +209,7 @@ async def _read_along(swarm: OwnMachines, vocabulary: int) -> Stream:
         async for piece in ongoing:
             found.tokens.append(int(piece.token or 0))
             found.times.append(time.monotonic())
-            if left < AFTER_CHANGE or "w1" in workers_of(await swarm.client.query("plan")):
+            if left < AFTER_CHANGE or "w1" in workers_of(cast(Body, await swarm.client.query("plan"))):
                 left -= 1
             if left < 0:
                 return found
@@ -214,8 +217,8 @@ async def _read_along(swarm: OwnMachines, vocabulary: int) -> Stream:
 
 
 def predicted_gain(plan: Body) -> float:
-    """Return by how much another worker on a machine of its own would raise the throughput, as the plan tells it for
-    the same number of sequences; 1 if it would not."""
+    """Return by how much another worker on a machine of its own would raise the throughput, by the plan's text for the
+    same number of sequences; 1 if it would not. The broker's prediction of the change itself is preferred later."""
     text = next((line for line in plan["why"] if line.startswith("one more worker like")), "")
     found = re.search(r"would give ([\d.]+) (ms|s) a step.*which take ([\d.]+) (ms|s) now", text)
     if found is None:
@@ -226,7 +229,7 @@ def predicted_gain(plan: Body) -> float:
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 
-KINDS: dict[str, Callable[[str, Parts, Case, list[list[int]], list[Stream]], Awaitable[Change]]] = {
+KINDS: dict[str, Callable[[str, Parts, Case, Run], Awaitable[Change]]] = {
     "drain": drain_once,
     "deaths": two_deaths,
 }
@@ -235,40 +238,43 @@ KINDS: dict[str, Callable[[str, Parts, Case, list[list[int]], list[Stream]], Awa
 async def change_rows(model: Path, what: str, case: Case, rounds: int) -> tuple[list[Figure], dict[str, Any]]:
     """Measure a drain, or two deaths, on both sides in turns."""
     async with both_sides(model) as swarms:
-        prompts = case.prompts(vocabulary_of(model))
-        calm = await answers(swarms["off"].client, prompts, case.before, case.after)
+        run = await undisturbed(swarms["off"], case)
         samples: dict[str, list[Change]] = {side: [] for side in swarms}
         for side, _ in list(turns(swarms, rounds))[len(swarms) :]:
-            samples[side].append(await KINDS[what](side, swarms[side], case, prompts, calm))
+            samples[side].append(await KINDS[what](side, swarms[side], case, run))
             note(f"{what}, copies {side}: {samples[side][-1]}")
-    least = case.sequences * case.context  # positions of all sequences, in one layer
-    rows = list(drain_figures(case, samples) if what == "drain" else death_figures(case, samples, least))
+    rows = list(drain_figures(case, samples) if what == "drain" else death_figures(case, samples))
     return rows, {side: list(map(asdict, changes)) for side, changes in samples.items()}
 
 
+def both(samples: Mapping[str, Sequence[T]], figure: Callable[[T], float]) -> tuple[list[float], list[float]]:
+    """Return a figure of all samples with copies, and of all without."""
+    on, off = (list(map(figure, samples[side])) for side in ("on", "off"))
+    return on, off
+
+
 def drain_figures(case: Case, samples: Mapping[str, Sequence[Change]]) -> list[Figure]:
-    gaps = ([change.gap_s * 1e3 for change in samples[side]] for side in ("on", "off"))
-    replayed = ([change.replayed for change in samples[side]] for side in ("on", "off"))
-    took = {"until the plan serves, s": median(change.took_s for change in samples["on"])} if samples["on"] else {}
+    gaps_on, gaps_off = both(samples, lambda change: change.gap_s * 1e3)
+    replayed_on, replayed_off = both(samples, lambda change: change.replayed)
+    took_on, _ = both(samples, lambda change: change.took_s)
+    also: Facts = {"until the plan serves, s": median(took_on) if took_on else None}
     return [
-        Figure(f"drain, {case.name}: longest gap", "ms", *gaps, DRAIN_GAP, dict(took)),
-        Figure(f"drain, {case.name}: computed again", "layer positions", *replayed, DRAIN_REPLAYED),
+        Figure(f"drain, {case.name}: longest gap", "ms", gaps_on, gaps_off, DRAIN_GAP, also),
+        Figure(f"drain, {case.name}: computed again", "layer positions", replayed_on, replayed_off, DRAIN_REPLAYED),
     ]
 
 
-def death_figures(case: Case, samples: Mapping[str, Sequence[Change]], positions: int) -> list[Figure]:
-    """``positions``: of all sequences. Replays of a side are counted in multiples of one replay of what was lost and in
-    no copy."""
-    gaps = ([change.gap_s * 1e3 for change in samples[side]] for side in ("on", "off"))
-    lost = [max(1.0, median(c.replayed + c.copied for c in samples[side])) for side in ("on", "off") if samples[side]]
-    on, off = ([change.replayed for change in samples[side]] for side in ("on", "off"))
-    also = {"copied": median(c.copied for c in samples["on"]) if samples["on"] else None, "positions": float(positions)}
-    also["losses told"] = float(samples["on"][-1].losses) if samples["on"] else None
-    parts = [value / lost[0] for value in on]
+def death_figures(case: Case, samples: Mapping[str, Sequence[Change]]) -> list[Figure]:
+    """Replays are compared with one replay of everything that was lost: what was replayed or taken from copies."""
+    gaps_on, gaps_off = both(samples, lambda change: change.gap_s * 1e3)
+    replayed_on, replayed_off = both(samples, lambda change: change.replayed)
+    copied_on, _ = both(samples, lambda change: change.copied)
+    parts_on, parts_off = both(samples, lambda change: change.replayed / max(1.0, change.replayed + change.copied))
+    also: Facts = {"copied": median(copied_on), "losses told": float(samples["on"][-1].losses)} if copied_on else {}
     return [
-        Figure(f"two deaths, {case.name}: longest gap", "ms", *gaps),
-        Figure(f"two deaths, {case.name}: replayed", "layer positions", on, off, None, dict(also)),
-        Figure(f"two deaths, {case.name}: replayed ÷ lost", "", parts, [], DEATHS_REPLAYED),
+        Figure(f"two deaths, {case.name}: longest gap", "ms", gaps_on, gaps_off),
+        Figure(f"two deaths, {case.name}: replayed", "layer positions", replayed_on, replayed_off, None, also),
+        Figure(f"two deaths, {case.name}: replayed ÷ lost", "", parts_on, parts_off, DEATHS_REPLAYED),
     ]
 
 
@@ -281,14 +287,15 @@ async def newcomer_rows(model: Path, rounds: int) -> tuple[list[Figure], dict[st
 
 
 def newcomer_figures(samples: Mapping[str, Sequence[Newcomer]]) -> list[Figure]:
-    errors = ([gain_error(n.predicted, n.achieved) for n in samples[side]] for side in ("on", "off"))
-    took, gaps = ([[getattr(n, name) for n in samples[side]] for side in ("on", "off")] for name in ("took_s", "gap_s"))
-    on = samples["on"]
-    also = {"predicted ×": median(n.predicted for n in on), "achieved ×": median(n.achieved for n in on)} if on else {}
+    errors_on, errors_off = both(samples, lambda n: gain_error(n.predicted, n.achieved))
+    took_on, took_off = both(samples, lambda n: n.took_s)
+    gaps_on, gaps_off = both(samples, lambda n: n.gap_s)
+    gains = {"predicted ×": lambda n: n.predicted, "achieved ×": lambda n: n.achieved}
+    also: Facts = {name: median(both(samples, gain)[0]) for name, gain in gains.items()} if errors_on else {}
     return [
-        Figure("a newcomer's gain: error", "%", *errors, GAIN_ERROR, dict(also)),
-        Figure("a newcomer: from its start to its part", "s", *took),
-        Figure("a newcomer: longest gap meanwhile", "s", *gaps),
+        Figure("a newcomer's gain: error", "%", errors_on, errors_off, GAIN_ERROR, also),
+        Figure("a newcomer: from its start to its part", "s", took_on, took_off),
+        Figure("a newcomer: longest gap meanwhile", "s", gaps_on, gaps_off),
     ]
 
 

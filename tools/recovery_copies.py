@@ -10,12 +10,13 @@ import json
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from bench_lib import BenchError, note, turns, vocabulary_of
-from bench_swarm import Stream, answers
+from bench_swarm import Body, Stream, answers
 from recovery_goals import Figure, cost_goal, longest_gaps, slope, slope_goal, stall_goal
 from recovery_overhead import halves, paired
 from recovery_stall import Case, Way, one_kill, usual_gap
@@ -54,26 +55,64 @@ def position_bytes(model: Path, dtype: str) -> int:
     return 2 * int(config["num_hidden_layers"]) * config.get("num_key_value_heads", heads) * size * WIDTHS[dtype]
 
 
-async def until_copied(parts: Parts, positions: int, sequences: int) -> float:
+@dataclass
+class CopyWait:
+    """Wait before a change until copies are level. The side without copies waits as long as the other one last did, so
+    that the answers of both have the same length."""
+
+    waited_s: float = 0.0
+    share: float | None = None  # of the copies, at the end of the last wait
+
+    async def wait(self, side: str, parts: Parts, case: Case) -> None:
+        began = time.monotonic()
+        if side == "on":
+            self.share = await until_copied(parts, case)
+            self.waited_s = time.monotonic() - began
+        else:
+            await asyncio.sleep(self.waited_s)
+
+
+async def until_copied(parts: Parts, case: Case) -> float:
     """Wait until all layers of these positions have been copied but for ``LAG`` of each sequence; return the share that
     has been. Gives up after ``COPIED_WITHIN_S``: then the share shows it."""
-    nodes = (await parts.client.query("nodes"))["workers"]
-    wanted = position_bytes(parts.model, nodes[0]["dtype"]) * max(1, positions - LAG * sequences)
+    nodes = cast(Body, await parts.client.query("nodes"))["workers"]
+    positions = case.sequences * max(1, case.context - LAG)
+    wanted = position_bytes(parts.model, nodes[0]["dtype"]) * positions
     give_up_at = time.monotonic() + COPIED_WITHIN_S
     while True:
-        stages = (await parts.client.query("stats"))["stages"]
+        stages = cast(Body, await parts.client.query("stats"))["stages"]
         share = sum(values.get("kv_copy_bytes") or 0.0 for values in stages.values()) / wanted
         if share >= 1.0 or time.monotonic() > give_up_at:
-            return min(1.0, share)
+            return float(min(1.0, share))
         await asyncio.sleep(POLL_S)
 
 
-def longest_gap(streams: Iterable[Stream], since: float) -> float:
-    """Return the longest gap that ended later than that."""
-    gaps = [gap for stream in streams for gap in stream.gaps(since)]
+def stall_of(streams: Iterable[Stream], since: float, until: float) -> float:
+    """Return the longest gap that ended after ``since`` and began before ``until``, when all answers went on again."""
+    gaps = [
+        later - sooner
+        for stream in streams
+        for sooner, later in pairwise(stream.times)
+        if later > since and sooner < until
+    ]
     if not gaps:
         raise BenchError("all answers ended before the change: raise --after")
     return max(gaps)
+
+
+@dataclass
+class Run:
+    """Prompts of a case, with their undisturbed answers."""
+
+    prompts: list[list[int]]
+    calm: list[Stream]
+    copies: CopyWait = field(default_factory=CopyWait)
+
+
+async def undisturbed(parts: Parts, case: Case) -> Run:
+    """Answer new prompts of this case without any disturbance."""
+    prompts = case.prompts(vocabulary_of(parts.model))
+    return Run(prompts, await answers(parts.client, prompts, case.before, case.after))
 
 
 # --- stall ------------------------------------------------------------------------------------------------------------
@@ -93,29 +132,24 @@ class Kill:
     copied_share: float | None
 
 
-async def kill_once(side: str, parts: Parts, case: Case, prompts: list[list[int]], calm: list[Stream]) -> Kill:
+async def kill_once(side: str, parts: Parts, case: Case, run: Run) -> Kill:
     """Kill the middle stage while these answers run."""
-    share: float | None = None
-
-    async def before_kill() -> None:
-        nonlocal share
-        if side == "on":
-            share = await until_copied(parts, case.sequences * case.context, case.sequences)
-
-    killed = await one_kill(parts, WAY, prompts, calm, before_kill=before_kill, case=case)
+    killed = await one_kill(
+        parts, WAY, run.prompts, run.calm, before_kill=lambda: run.copies.wait(side, parts, case), case=case
+    )
     entry, sent_at = killed["entry"], killed["sent_at"]
     times = [stream.times for stream in killed["streams"]]
     gaps = longest_gaps(times, sent_at, entry["replayed_at"] or entry["resumed_all_at"])
-    longest_s = longest_gap(killed["streams"], sent_at)
+    longest_s = stall_of(killed["streams"], sent_at, entry["resumed_all_at"])
     return Kill(
-        stall_s=longest_s - usual_gap(calm),
+        stall_s=longest_s - usual_gap(run.calm),
         rebuilt_s=gaps.rebuilt,
         resumed_s=gaps.resumed,
         replay_s=entry["measured"]["replay_s"] or 0.0,
         predicted_s=entry["predicted"]["replay_s"],
         replayed=entry["layer_positions"],
         copied=entry.get("copied_layer_positions", 0),
-        copied_share=share,
+        copied_share=run.copies.share if side == "on" else None,
     )
 
 
@@ -124,11 +158,10 @@ async def stall_rows(model: Path, cases: list[Case], rounds: int, *, demo: bool)
     samples: dict[Case, dict[str, list[Kill]]] = {}
     async with both_sides(model) as swarms:
         for case in cases:
-            prompts = case.prompts(vocabulary_of(model))
-            calm = await answers(swarms["off"].client, prompts, case.before, case.after)
+            run = await undisturbed(swarms["off"], case)
             kills = samples[case] = {side: [] for side in swarms}
             for side, _ in list(turns(swarms, rounds))[len(swarms) :]:  # the calm run has warmed up
-                kills[side].append(await kill_once(side, swarms[side], case, prompts, calm))
+                kills[side].append(await kill_once(side, swarms[side], case, run))
                 note(f"{case.name}, copies {side}: {kills[side][-1]}")
     rows = [_stall_row(case, kills, demo=demo) for case, kills in samples.items()]
     rows += list(_slope_rows(samples))

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
+Facts = dict[str, float | str | None]  # by name
+
 
 @dataclass(frozen=True)
 class Limit:
@@ -31,7 +33,7 @@ class Figure:
     on: Sequence[float]
     off: Sequence[float]
     goal: Limit | None = None
-    also: dict[str, float | str | None] = field(default_factory=dict)
+    also: Facts = field(default_factory=dict)
 
     @property
     def is_met(self) -> bool | None:
