@@ -35,7 +35,7 @@ ORDERS_S = 0.02
 CHUNK_S = 0.002
 FIRST_CHUNK_S = 0.01
 NEAR = 0.1  # ways that differ by less than this fraction of the time, or this number of seconds, are equally soon
-NEAR_S = 0.02
+NEAR_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
