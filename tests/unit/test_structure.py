@@ -285,6 +285,7 @@ OWNERS = {
         "began_at": "recovery",
         "chunk_positions": "recovery",
         "completed_before": "recovery",
+        "num_groups": "recovery",
         "cost": "recovery",
         "cost_done": "recovery",
         "ordered_at": "recovery",
