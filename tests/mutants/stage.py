@@ -113,7 +113,7 @@ MUTANTS = (
         target="swarm.stage.epochs:AllowedSenders.deactivate_plan",
         old='self.upstream_key, self.relay = None, ""',
         new="",
-        caught_by="sim crash,freeze from 27",
+        caught_by="tests/unit/stage/test_heard.py::test_the_prepared_one_is_heard_beside_the_one_in_force",
     ),
     Mutant(
         name="steps-of-whoever-is-expected",

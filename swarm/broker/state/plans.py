@@ -308,6 +308,11 @@ class Rebuilding:
         left = max(0, self.cost - self.cost_done)
         return elapsed_s * (1 + left / self.cost_done / 2) if self.cost_done else elapsed_s
 
+    def next_group(self) -> int:
+        """Return the number of the next step with replays."""
+        self.num_groups += 1
+        return self.num_groups
+
     def clear(self) -> None:
         """Drop everything at the end of an epoch: the stages will report again what each layer holds."""
         self.reports.clear()
