@@ -192,7 +192,8 @@ class FakeExecutor:
         self.limits[sequence] = limit
 
     def fork(self, sequence: int, source: int, position: int, limit: int) -> None:
-        self.chains[sequence] = {layer: chain[:position] for layer, chain in self.chains[source].items()}
+        own = self.chains[source].items()
+        self.chains[sequence] = {layer: chain[:position] for layer, chain in own if layer in self._own_layers()}
         self.limits[sequence] = limit
 
     def shrink(self, sequence: int, limit: int) -> None:

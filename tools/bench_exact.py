@@ -18,7 +18,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from swarm.stage.model.checkpoint import Checkpoint, locate_model
+from swarm.stage.model.checkpoint import Checkpoint
+from swarm.stage.model.location import locate_model
 from swarm.stage.quantization.at_load import Quantization
 from swarm.stage.quantization.decoding import read_stored
 

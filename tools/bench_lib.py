@@ -80,7 +80,8 @@ def random_prompt(count: int, vocabulary: int) -> list[int]:
 def vocabulary_of(model: Path) -> int:
     """Return the number of tokens of a folder's model, or of a GGUF file's."""
     if model.is_file():
-        from swarm.stage.model.checkpoint import Checkpoint, locate_model  # noqa: PLC0415 (slow to load)
+        from swarm.stage.model.checkpoint import Checkpoint  # noqa: PLC0415 (slow to load)
+        from swarm.stage.model.location import locate_model  # noqa: PLC0415 (slow to load)
 
         return Checkpoint.at(locate_model(str(model))).vocab_size
     return int(json.loads((model / "config.json").read_text())["vocab_size"])

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from swarm.wire.addresses import host_of
-from swarm.wire.transport.keys import address_and_key
+from swarm.wire.transport.keys import address_and_key, is_address
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -29,6 +29,15 @@ def address_error(endpoint: str, remote_address: str, allowed: Sequence[Network]
         return ""
     shown = str(_parse_address(remote_address)) if remote_address else UNKNOWN_ADDRESS
     return f"it names the address {named}, and comes from {shown}; broker.worker_networks may allow the former"
+
+
+def usable_kv_endpoint(kv_endpoint: str, endpoint: str, error: str) -> str:
+    """Return a worker's listener for copies of keys and values; empty if other workers may not connect to it.
+
+    It must be at the address of the worker's ``endpoint``, for which ``address_error`` returned ``error``.
+    """
+    is_beside = is_address(kv_endpoint) and host_of(kv_endpoint) == host_of(endpoint)
+    return kv_endpoint if is_beside and not error else ""
 
 
 def _parse_address(text: str) -> _Address:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from swarm import failpoints
+from swarm.auth.worker_address import usable_kv_endpoint
 from swarm.broker.auth.service import AuthService
 from swarm.broker.events import (
     AcceptStopped,
@@ -165,6 +166,9 @@ class MessageServer:
             message = add_clock_offset(message, time.time())
         if not isinstance(message, AssetPart):
             address_error = self._auth.address_error(peer, key, message)
+            if isinstance(message, Hello):
+                kv_endpoint = usable_kv_endpoint(message.kv_endpoint, message.endpoint, address_error)
+                message = replace(message, kv_endpoint=kv_endpoint)
             self._feed(WorkerMessageReceived(peer, message, self._auth.owner(key), address_error))
             return
         data = b"" if payload is None else bytes(payload)

@@ -48,8 +48,8 @@ class PlanSettings(Section):
     cooldown_s: Seconds = Field(
         default=30.0,
         description="Seconds between two comparisons of the workers' actual speed with what they measured at their "
-        "start; layers are not moved more often for that. Joins, departures and losses are handled without "
-        "delay.",
+        "start. While requests run, layers are not moved more often for speed alone, also if workers join. "
+        "Departures and losses are handled without delay.",
     )
     standby: Literal["none", "neighbours", "all"] = Field(
         default="neighbours",

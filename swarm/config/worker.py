@@ -105,8 +105,8 @@ class WorkerSettings(Section):
     )
     data_ports: PortRange = Field(
         default="20000-29999",
-        description="Ports for the data socket. Below the range from which systems assign client ports, so that no "
-        "other process holds one by accident.",
+        description="Ports for the two data sockets: steps, and copies of keys and values. Below the range from which "
+        "systems assign client ports, so that no other process holds one by accident.",
     )
     log_bytes: ByteSize = Field(
         default=ByteSize(256 << 20),

@@ -12,8 +12,8 @@ from huggingface_hub import constants, errors
 from swarm.errors import ModelError
 
 UNREACHABLE = (
-    "there is no directory {name}, the cache {cache} does not hold that model, and the hub at {endpoint} can't be "
-    "reached ({reason}); check the network or HF_ENDPOINT, or name a local directory"
+    "there is no directory or file {name}, the cache {cache} does not hold that model, and the hub at {endpoint} can't "
+    "be reached ({reason}); check the network or HF_ENDPOINT, or name a local directory"
 )
 INTERRUPTED = "the download of {name} broke off ({reason}); run it again, whole files are kept"
 DOWNLOAD_FAILED = (
@@ -91,7 +91,7 @@ class HubErrors:
         if files:
             return f"the cache {constants.HF_HUB_CACHE} lacks {files} of {self.name}, {forbids}"
         return (
-            f"there is no directory {self.name}, the cache {constants.HF_HUB_CACHE} does not hold that model "
+            f"there is no directory or file {self.name}, the cache {constants.HF_HUB_CACHE} does not hold that model "
             f"complete, {forbids}"
         )
 
@@ -107,8 +107,8 @@ class HubErrors:
                 )
             case errors.RepositoryNotFoundError():
                 return (
-                    f"there is no directory {self.name}, and {hub} shows no such model ({status}): check the name, "
-                    "or, if it is private, set HF_TOKEN to a token that may read it"
+                    f"there is no directory or file {self.name}, and {hub} shows no such model ({status}): check the "
+                    "name, or, if it is private, set HF_TOKEN to a token that may read it"
                 )
             case errors.RevisionNotFoundError():
                 return f"{self.repository} has no revision {self.revision} at {hub}; check the part after the @"

@@ -30,15 +30,15 @@ ReadRange = Callable[[int, int], bytes]  # (offset, length); fewer bytes only at
 MAGIC = b"GGUF"
 ROPE_DIVISORS = "rope_freqs.weight"
 _VERSIONS = (2, 3)
-_MAX_ARRAY = 1 << 22  # elements of an array; the largest vocabularies have a quarter of a million tokens
+_MAX_ELEMENTS = 1 << 22  # of all arrays; the largest vocabularies have a quarter of a million tokens, twice the merges
 _MAX_DIMENSIONS = 4
 _MAX_NAME_BYTES = 1 << 16  # of a key or a tensor's name
 _CHUNK_BYTES = 1 << 20  # read at once
 _MAX_DIVISOR_BYTES = 1 << 16
 _ALIGNMENT = 32  # unless the metadata has another
 
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
+_BOOL, _STRING, _ARRAY = 7, 8, 9
 
 # Tensor types by their number: name, elements of a block, bytes of a block.
 TYPES: dict[int, tuple[str, int, int]] = {
@@ -78,7 +78,7 @@ TYPES: dict[int, tuple[str, int, int]] = {
     41: ("Q1_0", 128, 18),
 }
 
-_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class GgufModel:
     def name(self) -> str:
         """The files' name, without the number of a part."""
         file_name = self.files[0].path.name
-        part = _PART.fullmatch(file_name)
+        part = PART.fullmatch(file_name)
         return part["stem"] if part else file_name.removesuffix(".gguf")
 
 
@@ -128,7 +128,7 @@ def read_gguf(path: Path) -> GgufModel:
 
 def part_names(name: str) -> list[str]:
     """Return the names of all files of the model that the file with this name belongs to."""
-    part = _PART.fullmatch(name)
+    part = PART.fullmatch(name)
     if part is None:
         return [name]
     count = int(part["count"])
@@ -200,7 +200,7 @@ def parse_gguf(path: Path, num_bytes: int, read: ReadRange) -> GgufFile:
     if type(alignment) is not int or not 0 < alignment <= 1 << 20 or alignment % 8:
         raise ModelError(f"{path} aligns its tensors to {str(alignment)[:40]} bytes; download it again")
     data_start = -(-header.position // alignment) * alignment
-    tensors = [_place(header, data_start, alignment, each) for each in described]
+    tensors = [_place(header, data_start, alignment, description) for description in described]
     if len({tensor.name for tensor in tensors}) < len(tensors):
         raise ModelError(f"{path} has two tensors with one name; download it again")
     check_no_overlap(path, tensors)
@@ -264,6 +264,7 @@ class _Header:
         self.position = 0
         self.num_bytes, self._read = num_bytes, read
         self._buffer, self._begin = b"", 0  # a piece, and its offset
+        self._num_elements = 0  # of all arrays so far
 
     def take(self, length: int) -> bytes:
         start = self.position - self._begin
@@ -309,11 +310,17 @@ class _Header:
 
     def _array(self, name: str) -> list[str] | list[int]:
         kind, count = self.unpack("IQ")
-        if count > _MAX_ARRAY:
+        self._num_elements += count
+        if self._num_elements > _MAX_ELEMENTS:
             raise ModelError(f"{self.path} has {count} values for {name} in its header; download it again")
         return [self.text() for _ in range(count)] if kind == _STRING else list(self._numbers(name, kind, count))
 
     def _numbers(self, name: str, kind: int, count: int) -> tuple[int, ...]:
         if kind not in _SCALARS:
             raise ModelError(f"{self.path} has a value of type {kind} for {name}, which is unknown; download it again")
-        return self.unpack(f"{count}{_SCALARS[kind]}")
+        values = self.unpack(f"{count}{_SCALARS[kind]}")
+        if kind != _BOOL:
+            return values
+        if any(value > 1 for value in values):
+            raise ModelError(f"{self.path} has a truth value other than 0 and 1 for {name}; download it again")
+        return tuple(map(bool, values))

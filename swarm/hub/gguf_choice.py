@@ -12,13 +12,13 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from swarm.errors import ModelError
+from swarm.hub.gguf import PART
 from swarm.hub.names import HubName, parse_name
 
 SUFFIX = ".gguf"
 MAX_PARTS = 1000
 PREFERRED = "Q4_K_M"  # the example in error messages, if the repository has it
 
-_PART = re.compile(r"(?P<model>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
 _QUANTIZATION = re.compile(
     r"(?:^|[-._/])((?:UD-)?(?:I?Q\d+(?:_[A-Z0-9]+)*|TQ\d(?:_[A-Z0-9]+)*|MXFP4(?:_MOE)?|BF16|F16|FP16|F32))(?=$|[-._/])",
     re.IGNORECASE,
@@ -41,12 +41,11 @@ def list_models(files: Iterable[str]) -> list[GgufChoice]:
     for file in files:
         if not _is_model(file):
             continue
-        stem = file[: -len(SUFFIX)]
-        part = _PART.fullmatch(stem)
+        part = PART.fullmatch(file)
         if part is None:
-            parts[stem, 1][1] = file
+            parts[file.removesuffix(SUFFIX), 1][1] = file
         elif 1 <= int(part["number"]) <= int(part["count"]) <= MAX_PARTS:
-            parts[part["model"], int(part["count"])][int(part["number"])] = file
+            parts[part["stem"], int(part["count"])][int(part["number"])] = file
     return [
         GgufChoice(tuple(numbered[number] for number in sorted(numbered)), _quantization_of(stem))
         for (stem, count), numbered in sorted(parts.items())
@@ -74,9 +73,14 @@ def choose_model(name: HubName, models: Collection[GgufChoice]) -> GgufChoice:
     )
 
 
+def is_model_file(name: str) -> bool:
+    """Whether a GGUF file with this name is one of a language model."""
+    return not _OTHER.search(name)
+
+
 def _is_model(file: str) -> bool:
     """Whether this is a GGUF file of a language model, with a path that can be named and stays inside its folder."""
-    return parse_name(f"owner/name/{file}") is not None and not _OTHER.search(file.rpartition("/")[2])
+    return parse_name(f"owner/name/{file}") is not None and is_model_file(file.rpartition("/")[2])
 
 
 def _fits(name: HubName, model: GgufChoice) -> bool:

@@ -28,7 +28,14 @@ MAX_HEADER_BYTES = 100 << 20  # The format's own limit.
 
 # Stored dtype -> dtype of the computation.
 FLOAT_DTYPES = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-_ELEMENT_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+ELEMENT_BITS = {
+    **dict.fromkeys(("C64", "F64", "I64", "U64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("BOOL", "I8", "U8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
 
 
 class RemoteFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -123,7 +130,8 @@ def _stored_tensor(path: Path, name: str, entry: object, base: int, file_size: i
             pass
         case _:
             raise ModelError(f"{path} describes tensor {name} wrongly; download it again")
-    if not 0 <= start <= stop or stop - start != math.prod(shape) * _ELEMENT_BYTES.get(dtype, 1):
+    bits = ELEMENT_BITS.get(dtype)  # a dtype that is not known is refused by its name where the tensor is needed
+    if not 0 <= start <= stop or (bits is not None and 8 * (stop - start) != math.prod(shape) * bits):
         raise ModelError(f"{path} describes tensor {name} with a size that doesn't fit its shape; download it again")
     if base + stop > file_size:
         raise ModelError(f"{path} ends before tensor {name}; the file is cut off, download it again")

@@ -10,6 +10,7 @@
     faults         retries, reports and device tests after a failed step
     replay         rebuilding layers from a log
     recheck        computing a sample again for a comparison
+    kv_exchange    copies of keys and values: sent (kv_sender), accepted (kv_arrivals), recorded (kv_copies)
     pending_plan   the next plan, loaded while the current one serves
     executor       the interface to the device
 

@@ -16,6 +16,8 @@ Rules
   sender. The sender itself received finite ones, because they passed the same check.
 * *Faults.* A step that raises is reported to the broker (``faults``); the worker tests its device before its next
   Hello.
+* *Copies* (``kv_exchange``). The stage sends its keys and values to workers that keep its layers warm, and stores those
+  of others for layers that it keeps warm itself. The next plan begins with them. No step waits for more than one part.
 * *One step at a time.* Before a step is computed, its releases, opens and truncations are applied. Then its rows are
   computed, and its output is logged and sent.
 * The stored sequences (``sequences``) and their positions change in this order only.
@@ -27,12 +29,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from swarm.stage.actions import (
-    Action,
-    Compute,
-    SendToBroker,
-    WriteStageLog,
-)
+from swarm.stage.actions import Action, Compute, SendToBroker, WriteStageLog
 from swarm.stage.epochs import AllowedSenders, EpochManager
 from swarm.stage.events import (
     BrokerConnected,
@@ -324,7 +321,7 @@ class StageCore:
     def _on_kv_event(self, event: KvArrived | KvStoreFailed | KvTurn | KvPartTaken, now: float) -> None:
         match event:
             case KvArrived():
-                layers = None if self.active is None else self.layers
+                layers = None if self.active is None and not self.sequences else self.layers
                 self.exchange.arrivals.on_arrived(event, self.lineage, layers, now)
             case KvStoreFailed(sequence, reason):
                 self.exchange.arrivals.on_store_failed(sequence, reason)

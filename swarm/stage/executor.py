@@ -148,7 +148,7 @@ class Executor(Protocol):
         """Reserve memory for up to ``limit`` positions of a sequence. Opening it again drops its stored positions."""
 
     def fork(self, sequence: int, source: int, position: int, limit: int) -> None:
-        """Open a sequence with a copy of the first ``position`` positions of another sequence."""
+        """Open a sequence with a copy of the first ``position`` positions of another sequence, in the layers in use."""
 
     def shrink(self, sequence: int, limit: int) -> None:
         """Cut a sequence to ``limit`` positions and free the memory reserved beyond them."""

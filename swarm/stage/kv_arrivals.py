@@ -122,7 +122,8 @@ class KvArrivals:
     # --- parts -------------------------------------------------------------------------------------------------------
 
     def on_arrived(self, event: KvArrived, lineage: Lineage, layers: LayerRange | None, now: float) -> None:
-        """Store a part, or drop and count it. ``layers``: the stage's own, while a plan is in force."""
+        """Store a part, or drop and count it. ``layers``: those in which the stage computes, or has computed what it
+        stores."""
         self.free_bytes = event.free_bytes
         problem = self._find_stranger(event, lineage, layers) or self._store(event)
         if problem is not None:
@@ -205,7 +206,7 @@ class KvArrivals:
     def on_store_failed(self, sequence: int, reason: str) -> None:
         """Drop the copies of a sequence of which a part could not be stored."""
         self.count("kv_parts_not_stored", 1)
-        self.write_log("kv_part_not_stored", "warning", sequence=sequence, reason=reason)
+        self.write_log("kv_part_not_stored", sequence=sequence, reason=reason)
         self.copies.drop(sequence)
 
     # --- time --------------------------------------------------------------------------------------------------------
@@ -218,7 +219,7 @@ class KvArrivals:
             self.free_bytes += freed
             if freed:
                 self.count("kv_bytes_evicted", freed)
-                self.write_log("kv_copies_evicted", "info", num_bytes=freed, short_bytes=-free_bytes)
+                self.write_log("kv_copies_evicted", num_bytes=freed, short_bytes=-free_bytes)
         if self._unordered_at is not None and now - self._unordered_at >= UNORDERED_S:
             self._unordered_at = None
             self.copies.clear()

@@ -6,10 +6,11 @@ for one target, and sends the next positions in all layers of that target.
 * *Which.* First the targets whose positions a change of plan awaits (``until``), then urgent ones, then all others.
   Among equals, the sequence whose last turn is longest ago.
 * *How much.* Finished blocks only, as many as can be read within a millisecond or so, by the time that earlier parts
-  took. A few blocks wait a moment for more, unless a change of plan waits for them. For ``until``, everything up to the
-  exact position, which may be within a block. A part begins at the block in which the last one ended.
+  took. For ``until``, everything up to the exact position, which may be within a block. A part begins at the block in
+  which the last one ended.
 * *When.* While no step waits, always. Otherwise within a budget: at most 2 % of the passing time, for urgent targets at
-  most half of it. What ``until`` names is sent at once, since no steps are computed meanwhile.
+  most half of it. Between two parts that no change of plan waits for, there is a pause, too. What ``until`` names is
+  sent at once, since no steps are computed meanwhile.
 * *Nothing waits.* A target whose connection accepts nothing is left out. A part that could not be sent is picked again
   later.
 
@@ -37,10 +38,9 @@ SAVED_S = 0.02  # of that time, the most that is saved up for later
 PART_S = 0.001  # time for reading one part: a step waits for at most one
 URGENT_PART_S = 0.004
 MAX_BLOCKS = 16  # of one part
-# Where no change of plan waits, the next block of a sequence that was sent completely waits this long, unless
-# MAX_WAITING are finished: a part of a small model costs as much as a few of its tokens, however many blocks it has.
-WAIT_S = 0.25
-MAX_WAITING = 4
+# Between two parts that no change of plan waits for. Sending, receiving and storing a part costs as much as a few
+# tokens of a small model, however many blocks it has: with many fast sequences, each part has several.
+PAUSE_S = 0.04
 FAILED_PAUSE_S = 0.5  # for which a target is left alone after a part that could not be sent
 
 
@@ -101,11 +101,6 @@ class _Part:
         """Return the place in the order of sending; the smallest goes first."""
         return self.target.rank, self.sent.turn
 
-    def is_early(self, now: float) -> bool:
-        """Return whether it is better to wait for more blocks."""
-        is_short = self.goal - self.sent.position < MAX_WAITING * BLOCK
-        return self.target.rank == 2 and is_short and now - self.sent.complete_at < WAIT_S
-
 
 @dataclass(frozen=True, slots=True)
 class _PartUnderWay:
@@ -131,6 +126,7 @@ class KvSender:
     unsent: dict[int, None] = field(default_factory=dict)
     _under_way: _PartUnderWay | None = None
     _num_turns: int = 0
+    _next_at: float = -inf  # when the next part may be sent that no change of plan waits for
     _position_s: float = 0.0  # time for reading one position of one layer; 0: unknown
     _budgets: dict[int, TimeBudget] = field(
         default_factory=lambda: {1: TimeBudget(URGENT_SHARE), 2: TimeBudget(SHARE)}
@@ -208,7 +204,8 @@ class KvSender:
             target, part.sent, part.sent.position, (stop - part.start) * len(layers), turn.is_idle
         )
         part.sent.position, part.sent.turn = stop, self._num_turns
-        part.sent.complete_at = now if stop == part.goal else -inf
+        if target.rank == 2:
+            self._next_at = now + PAUSE_S
         return [
             SendKvPart(
                 target.order.to,
@@ -250,14 +247,14 @@ class KvSender:
             if not parts:
                 del self.unsent[sequence]
             for part in parts:
-                is_ready = part.target.key in ready and not part.is_early(now)
-                if is_ready and (best is None or part.order < best.order):
+                if part.target.key in ready and (best is None or part.order < best.order):
                     best = part
         return best
 
     def _ready_targets(self, turn: KvTurn, now: float) -> set[CopyTarget]:
         """Return the targets to which something can be sent in this turn."""
         allowed = {rank: turn.is_idle or budget.refill(now) for rank, budget in self._budgets.items()}
+        allowed[2] = allowed[2] and now >= self._next_at
         return {
             key
             for key, target in self.targets.items()

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import inf
 
 import numpy as np
 
 from swarm.stage.actions import (
     Action,
-    DropKv,
     ForkSequence,
     OpenSequence,
     ReleaseSequence,
@@ -33,7 +31,6 @@ class SentPositions:
 
     position: int = 0
     turn: int = 0  # number of the sender's turn in which the last part was sent
-    complete_at: float = -inf  # time of that turn, if it sent all that there was
 
 
 @dataclass(slots=True)
@@ -225,8 +222,6 @@ class SequenceStore:
             self.copies.drop(item.sequence)
             self.actions.append(ForkSequence(item.sequence, item.source, position, item.limit))
             self.log.fork(item.sequence, item.source, position)
-            if (copied := self.copies.sequences.get(item.source)) is not None:
-                self.actions.extend(DropKv(item.sequence, r.layers) for r in copied.ranges())
         self.sequences[item.sequence] = StoredSequence(item, list(item.tokens), [RangePosition(layers, position)])
         return None
 

@@ -52,7 +52,9 @@ async def test_only_what_copies_lack_is_replayed(model: Path, zygote: Zygote, tm
             swarm.kill((await order(client))[place])
             assert await answers == expected
             after = await figures(client)
-            (recovery,) = (await client.query("recoveries"))["recoveries"]
+            recoveries = (await client.query("recoveries"))["recoveries"]
+    assert isinstance(recoveries, list)
+    (recovery,) = recoveries
     replayed = after.get("replayed_positions", 0) - before.get("replayed_positions", 0)
     assert replayed <= len(PROMPTS) * MOST_REPLAYED
     assert recovery["copied_layer_positions"] == after["kv_copies_used_positions"]

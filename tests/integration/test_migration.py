@@ -14,8 +14,8 @@ from swarm.wire.messages import BLOCK, PlanCommand
 from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes, figures, some_tokens
 
-NUM_TOKENS = 800
-PROMPTS = [[5 + i % 90 for i in range(first, first + 150)] for first in (0, 7, 30, 61)]
+NUM_TOKENS = 850
+PROMPTS = [[5 + i % 90 for i in range(first, first + 150)] for first in range(0, 84, 7)]
 
 Change = Callable[[Processes, AsyncClient], Awaitable[None]]
 
@@ -53,14 +53,19 @@ async def test_no_position_is_computed_again(
         swarm.start(num_workers)
         async with AsyncClient(swarm.url, connect_timeout_s=60) as client:
             await swarm.until_serving(client, num_workers)
-            expected = [await _generate(client, prompt) for prompt in PROMPTS]
+            expected = await asyncio.gather(*(_generate(client, prompt) for prompt in PROMPTS))
             answers = [asyncio.create_task(_generate(client, prompt)) for prompt in PROMPTS]
-            await some_tokens(swarm, client, 4 * 40)
+            await some_tokens(swarm, client, 20 * len(PROMPTS))
             before = await figures(client)
             await change(swarm, client)
             assert not any(answer.done() for answer in answers)
             assert await asyncio.gather(*answers) == expected
             after = await figures(client)
+            (move,) = (await client.query("plan"))["moves"]  # type: ignore[misc]
+        assert move["cause"] == {drain: "without w1", leave: "without w1", join: "with w2"}[change]
+        assert move["measured"]["gain"] > 0
+        assert move["measured"]["sequences"] == len(PROMPTS)
+        assert 0 < move["measured"]["pause_s"] < move["measured"]["reached_s"]
         assert after.get("migrations", 0) == before.get("migrations", 0) + 1
         assert after.get("migrations_incomplete", 0) == 0
         assert after.get("replayed_positions", 0) == 0

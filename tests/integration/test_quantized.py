@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -119,8 +121,8 @@ async def nodes(client: AsyncClient) -> list[dict[str, Any]]:
 async def test_the_same_tokens_in_every_swarm(
     case: Case, files: dict[str, Path], zygote: Zygote, tmp_path: Path
 ) -> None:
-    """One worker answers one request at a time. One, two and three workers give the same answers to all of them at
-    once, with prompts in chunks, and again from what the prefix cache keeps of them."""
+    """One worker answers one request at a time, and then all of them at once. Two and three workers give the same
+    answers, with prompts in chunks, and again from what the prefix cache keeps of them."""
     with Quantized(case, files, tmp_path / "alone", zygote) as swarm:
         swarm.start(1)
         async with AsyncClient(swarm.url, connect_timeout_s=START_S) as client:
@@ -128,9 +130,9 @@ async def test_the_same_tokens_in_every_swarm(
             for word in case.words:
                 assert all(word in str(node["weights"]) + str(node["kernels"]) for node in await nodes(client))
             expected = await one_by_one(client)
-            print(expected)
             assert len({token for answer in expected for tokens, _ in answer for token in tokens}) > TOKENS
-    for num_workers, chunk in ((1, 50), (2, 32), (3, 7)):
+            assert await all_at_once(client) == expected
+    for num_workers, chunk in ((2, 32), (3, 7)):
         options = {"SWARM_BROKER__PREFILL_CHUNK": str(chunk), "SWARM_BROKER__STEP_TOKENS": "64"}
         with Quantized(case, files, tmp_path / str(num_workers), zygote, options) as swarm:
             swarm.start(num_workers)
@@ -250,4 +252,17 @@ def test_a_quantized_file_is_not_quantized_again(files: dict[str, Path]) -> None
     line = refusal(files["tiny-mixed.gguf"], "--weights", "int4")
     assert re.search(
         r"tiny-mixed is quantized already \(Q4_0, Q4_K, Q6_K, Q8_0\), .* leave worker\.weights at auto", line
+    )
+
+
+def test_a_folder_in_another_format_is_one_error(random_llama: Path, tmp_path: Path) -> None:
+    """No worker starts, and the format is named with what to use."""
+    folder = tmp_path / "model"
+    shutil.copytree(random_llama, folder)
+    config = json.loads((folder / "config.json").read_text())
+    settings = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+    line = refusal(folder)
+    assert re.search(
+        r"quantized with bitsandbytes are not supported; use the original files with worker\.weights", line
     )

@@ -37,6 +37,7 @@ from swarm.wire.messages import (
     StartWorkers,
 )
 from swarm.wire.transport.peers import MessageReceived
+from tests.files_of_models import TINY_CONFIG, safetensors
 from tests.integration.processes import KEEPER
 
 ROOT = Path(__file__).parents[2]
@@ -286,11 +287,12 @@ def test_interrupt_at_any_moment_of_the_start(up: StartUp, moment_s: float, numb
 
 
 def test_a_model_that_no_worker_can_use_ends_it_with_one_error(up: StartUp, tmp_path: Path) -> None:
-    """A directory that looks like a model and isn't: each worker gives up, and the command fails with the reason."""
+    """Files that fit each other, of a model that can't be built: each worker gives up, and the command fails with the
+    reason."""
     model = tmp_path / "model"
     model.mkdir()
-    (model / "config.json").write_text("{}")
-    (model / "model.safetensors").write_bytes(b"nothing")
+    (model / "config.json").write_text(json.dumps(TINY_CONFIG | {"model_type": "unheard-of"}))
+    (model / "model.safetensors").write_bytes(safetensors("embed.weight", "model.layers.0.q", "model.layers.1.q"))
     swarm = up("--workers", "2", "--model", str(model))
     code, error = swarm.end()
     assert code == 1

@@ -69,6 +69,12 @@ def weight_of(tensor: QuantizedTensor, key: str = "") -> QuantizedWeight:
 
 def exact_weights(tensor: QuantizedTensor) -> torch.Tensor:
     """Return the weights in float64, in the order of the rows' inputs, without any rounding."""
+    scaled, minima = exact_terms(tensor)
+    return scaled - minima
+
+
+def exact_terms(tensor: QuantizedTensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the scaled values of the codes, and the minima that are subtracted from them, as ``exact_weights``."""
     form, inputs = tensor.format, tensor.shape[-1]
     if form.codes is Codes.FP8:
         values = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(torch.float8_e4m3fn).double()
@@ -83,15 +89,17 @@ def exact_weights(tensor: QuantizedTensor) -> torch.Tensor:
     scales = each_input(tensor.scales, SUPER_GROUP if form.scales is Scales.NESTED else form.group)
     if tensor.group_scales is not None:
         scales = scales * each_input(tensor.group_scales, form.group)
-    weights = values[tensor.codes.long()] * scales
+    minima = torch.zeros_like(scales)
     if form.minima is Minima.FLOAT16:
-        weights = weights - each_input(tensor.minima, form.group)
+        minima = each_input(tensor.minima, form.group)
     elif form.minima is Minima.ZERO_POINTS:
-        weights = weights - scales * (each_input(tensor.minima, form.group) - form.offset)
+        minima = scales * (each_input(tensor.minima, form.group) - form.offset)
     elif form.minima is Minima.NESTED:
-        weights = weights - each_input(tensor.minima, SUPER_GROUP) * each_input(tensor.group_minima, form.group)
+        minima = each_input(tensor.minima, SUPER_GROUP) * each_input(tensor.group_minima, form.group)
+    terms = values[tensor.codes.long()] * scales, minima
     if tensor.order is None:
-        return weights
-    result = torch.empty_like(weights)
-    result[..., tensor.order.long()] = weights
-    return result
+        return terms
+    ordered = torch.empty_like(terms[0]), torch.empty_like(terms[1])
+    for term, target in zip(terms, ordered, strict=True):
+        target[..., tensor.order.long()] = term
+    return ordered

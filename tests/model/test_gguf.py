@@ -16,9 +16,10 @@ from transformers import AutoModelForCausalLM
 from swarm.hub.gguf import read_gguf
 from swarm.hub.headers import StoredTensor
 from swarm.stage.engine.torch_executor import TorchExecutor
-from swarm.stage.model.checkpoint import Checkpoint, locate_model
+from swarm.stage.model.checkpoint import Checkpoint
 from swarm.stage.model.configuration import check_config, read_config
 from swarm.stage.model.gguf_source import GgufSource
+from swarm.stage.model.location import locate_model
 from swarm.stage.quantization import reading
 from swarm.stage.quantization.at_load import Quantization
 from swarm.stage.quantization.gguf_formats import FORMATS

@@ -14,9 +14,8 @@ from torch.nn import functional
 
 from swarm.stage import native
 from swarm.stage.native import cores
-from swarm.stage.native.int8_rows import supports_int8
 from swarm.stage.native.quantized import QuantizedGated, QuantizedLinear, QuantizedMatrices, quantized_experts
-from swarm.stage.quantization.formats import Codes, Minima, Scales, WeightFormat
+from swarm.stage.quantization.formats import Codes, Minima, Scales, WeightFormat, supports_int8
 from swarm.stage.quantization.tensors import QuantizedTensor
 from tests.model.int8_reference import Floats, product, round_rows
 from tests.model.quantized import E2M1, all_formats, random_tensor, weight_format, weight_of

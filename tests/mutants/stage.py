@@ -228,6 +228,14 @@ MUTANTS = (
         caught_by="sim crash from 45",
     ),
     Mutant(
+        name="rows-of-a-replay-step-swap-inputs",
+        breaks="If a row of a replay step is not needed, the others are computed from its inputs.",
+        target="swarm.stage.replay:_Chunk.keep",
+        old="return _Chunk(step, None if self.hidden is None else self.hidden[places])",
+        new="return _Chunk(step, None if self.hidden is None else self.hidden[: len(tokens)])",
+        caught_by="tests/unit/stage/test_shared_replays.py::test_only_what_is_needed_of_a_step_is_computed",
+    ),
+    Mutant(
         name="chunks-run-backwards",
         breaks="A duplicate prompt chunk runs after the next chunk.",
         target="swarm.stage.replay:_ReplayProgress.has_run",

@@ -262,14 +262,6 @@ MUTANTS = (
         caught_by="tests/unit/stage/test_kv_records.py::test_layers_are_taken_over_as_far_as_their_tokens_are_the_sequence_s",
     ),
     Mutant(
-        name="copies-of-a-source-inherited",
-        breaks="A fork counts the copies of its source as its own layers' memory.",
-        target="swarm.stage.sequences:SequenceStore._open",
-        old="self.actions.extend(DropKv(item.sequence, r.layers) for r in copied.ranges())",
-        new="pass",
-        caught_by="tests/unit/stage/test_kv_copies.py::test_a_fork_begins_without_copies",
-    ),
-    Mutant(
         name="copies-of-another-journal-kept",
         breaks="Copies stay although the broker changes, which may give their numbers out again.",
         target="swarm.stage.kv_exchange:KvExchange.on_welcome",

@@ -87,6 +87,15 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
         file_of([text("a") + struct.pack("<IIQ", 9, 4, 1 << 40)], []),
         f"{1 << 40} values for a",
     ),
+    "many arrays": (
+        file_of(
+            [text(key) + struct.pack("<IIQ", 9, 0, 1 << 21) + bytes(1 << 21) for key in "ab"]
+            + [text("c") + struct.pack("<IIQB", 9, 0, 1, 0)],
+            [],
+        ),
+        "1 values for c",
+    ),
+    "a truth value of 2": (file_of([text("a") + struct.pack("<IB", 7, 2)], []), "truth value"),
     "an absurd text": (file_of([text("a") + struct.pack("<IQ", 8, 1 << 50)], []), "text of"),
     "an unknown value": (file_of([text("a") + struct.pack("<I", 99)], []), "type 99"),
     "a list of lists": (file_of([text("a") + struct.pack("<IIQ", 9, 9, 1)], []), "type 9"),

@@ -22,7 +22,8 @@ from swarm.hub import download as download_module
 from swarm.hub import errors as hub_errors
 from swarm.hub import lookup as hub_module
 from swarm.hub.headers import RemoteFile
-from swarm.stage.model.checkpoint import Checkpoint, ModelLocation, locate_model
+from swarm.stage.model.checkpoint import Checkpoint
+from swarm.stage.model.location import ModelLocation, locate_model
 from swarm.wire.messages import Manifest
 from tests.files_of_models import TINY_CONFIG, as_file, entry, safetensors
 from tests.standin_hub import COMMIT, NAME, Hub, standin
@@ -304,7 +305,7 @@ def test_offline_with_weights_missing(hub: Hub, run: Run) -> None:
 def test_offline_with_nothing_known(run: Run) -> None:
     """The error says where was looked and what forbids more."""
     error = error_of(run(NAME, HF_HUB_OFFLINE="1"))
-    assert "there is no directory somebody/tiny, the cache " in error
+    assert "there is no directory or file somebody/tiny, the cache " in error
     assert "HF_HUB_OFFLINE forbids to ask the hub; unset it, or name a local directory" in error
 
 
@@ -319,7 +320,7 @@ def test_a_hub_that_is_gone_when_weights_are_needed(hub: Hub, run: Run) -> None:
 def test_a_hub_that_cannot_be_reached(run: Run) -> None:
     """The error says what was tried: directory, cache, hub; and what may be done."""
     error = error_of(run(NAME))
-    assert "there is no directory somebody/tiny, the cache " in error
+    assert "there is no directory or file somebody/tiny, the cache " in error
     assert "the hub at http://127.0.0.1:9 can't be reached (" in error
     assert "HF_ENDPOINT, or name a local directory" in error
 

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from swarm.broker.planner.problem import Line, PlanningProblem
-from swarm.wire.messages import LayerRange, to_ranges
+from swarm.wire.messages import LayerRange, layers_of, to_ranges
 
 StandbyPolicy = Literal["none", "neighbours", "all"]
+NEAR_PART = 4  # a cut that differs from the best one by at most this part of the layers is near
 MAX_SHARE = 0.5  # most of the memory besides weights that standby layers may take
 
 
@@ -66,6 +67,11 @@ class _Stage:
         self.free_bytes -= size
         return True
 
+    @property
+    def present(self) -> frozenset[int]:
+        """Layers that the device keeps warm already."""
+        return layers_of(self.problem.devices[self.device].kept)
+
     def weight(self, layers: LayerRange) -> float:
         """Return how large a part of these layers this stage should keep, relative to the other neighbour: by its speed
         and the fraction of them that its memory can hold."""
@@ -92,7 +98,22 @@ class _Gap:
             0.0 if each is None else each.weight(stages[place].layers) for each in (self.before, self.behind)
         )
         part = before / (before + behind) if before + behind else 0.5
-        self.middle = self.low + math.floor(part * (self.high - self.low) + 0.5)  # where the second part begins
+        best = self.low + math.floor(part * (self.high - self.low) + 0.5)
+        self.middle = self._find_present_cut(best)  # where the second part begins
+
+    def _find_present_cut(self, best: int) -> int:
+        """Return the cut at which both neighbours keep their parts already, if it is near the best one: other layers
+        would have to be loaded, and their keys and values copied once more."""
+        if self.before is None or self.behind is None:
+            return best
+        before, behind = self.before.present, self.behind.present
+        cuts = [
+            cut
+            for cut in range(self.low, self.high + 1)
+            if before.issuperset(range(self.low, cut)) and behind.issuperset(range(cut, self.high))
+        ]
+        nearest = min(cuts, key=lambda cut: abs(cut - best), default=best)
+        return nearest if abs(nearest - best) <= max(1, (self.high - self.low) // NEAR_PART) else best
 
     def grow(self, *, halves: bool) -> bool:
         """Cover one layer more at each end; False if there was no memory, or nothing left to do."""

@@ -11,10 +11,12 @@ fence      the new epoch is in the journal                 ``worker_orders``: no
                                                            (while an old plan is whole, only when the next is activated)
 load       ``Prepare`` is sent to every stage              ``reconfiguration``: waits for ``Prepared``; a refusal or a
                                                            loss starts it again
-activate   all stages are prepared                         ``rebuild``: which sequences keep their KV capacity, from
-                                                           which position; stages cut to it
+copy       all stages are prepared, and an old plan is     ``migration``: dispatching pauses until the last keys and
+           whole                                           values of moved layers are at their new holders
+activate   all stages are prepared, and copies are made    ``activation``, ``rebuild``: which sequences keep their KV
+                                                           capacity, from which position; stages cut to it
 replay     all stages are activated, and report what they  ``rebuild``: lost layers only, from the log before them, or
-           hold                                            from tokens
+           hold                                            from tokens, as far as copies do not reach
 resume     a sequence is complete in all stages            it goes back to the scheduler; ``state.recoveries`` records
                                                            the predicted and the measured time of each phase
 =========  ==============================================  ============================================================
@@ -22,5 +24,6 @@ resume     a sequence is complete in all stages            it goes back to the s
 ``restart`` decides whether to make a plan yet, or to wait for more workers first. Above all it covers the broker's own
 death: it restores the journal's content, workers report what they hold, and the plan continues if it can.
 ``route_retries`` retries direct routes in place of relayed ones. ``speeds`` measures how quick workers really are.
-``worker_orders`` also asks workers to keep layers warm, so that the next load takes no time.
+``worker_orders`` also asks workers to keep layers warm, so that the next load takes no time, and ``kv_copies`` to hold
+copies of keys and values, so that the next replay is short.
 """

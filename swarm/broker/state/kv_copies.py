@@ -34,8 +34,14 @@ class HeldCopies:
 
     def position(self, sequence: int, layers: LayerRange) -> int:
         """Return the position up to which all these layers hold the sequence."""
-        kv = self.sequences.get(sequence, ())
-        return min((_position(kv, layer) for layer in range(layers.first, layers.stop)), default=0)
+        least, next_layer = 0, layers.first
+        for part in self.sequences.get(sequence, ()):
+            if part.layers.first <= next_layer < part.layers.stop:
+                least = part.position if next_layer == layers.first else min(least, part.position)
+                next_layer = part.layers.stop
+                if next_layer >= layers.stop:
+                    return least
+        return 0
 
     def positions(self, sequence: int, num_layers: int) -> list[int]:
         """Return the position up to which each layer of the model holds the sequence."""
@@ -43,10 +49,6 @@ class HeldCopies:
         for part in self.sequences.get(sequence, ()):
             positions[part.layers.first : part.layers.stop] = [part.position] * len(part.layers)
         return positions
-
-
-def _position(kv: tuple[RangePosition, ...], layer: int) -> int:
-    return next((r.position for r in kv if r.layers.first <= layer < r.layers.stop), 0)
 
 
 @dataclass(slots=True)

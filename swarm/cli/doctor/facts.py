@@ -270,7 +270,8 @@ def inspect_model(name: str | None) -> ModelFacts | None:
     """Return a summary of the model's files; for a model on a hub, only small files are fetched. None where no worker
     can run."""
     try:
-        from swarm.stage.model.checkpoint import Checkpoint, locate_model
+        from swarm.stage.model.checkpoint import Checkpoint
+        from swarm.stage.model.location import locate_model
     except ImportError:
         return None
     from swarm.demo import model_path

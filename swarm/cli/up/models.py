@@ -24,8 +24,9 @@ def resolve_model(settings: Settings) -> str:
 
         return str(model_path())
     from swarm.cli.output import ConsoleProgress
-    from swarm.stage.model.checkpoint import Checkpoint, locate_model
-    from swarm.stage.quantization.at_load import AS_STORED, Quantization
+    from swarm.stage.model.checkpoint import Checkpoint
+    from swarm.stage.model.location import locate_model
+    from swarm.stage.quantization.at_load import Quantization
 
     progress = ConsoleProgress(sys.stdout)
     try:
@@ -34,9 +35,8 @@ def resolve_model(settings: Settings) -> str:
         progress.clear_status()
     if location.remote is None and location.gguf is None:
         _check_folder(location.folder)
-    quantization = Quantization.from_settings(settings.worker)
-    if location.gguf is not None or quantization != AS_STORED:
-        Checkpoint.at(location, quantization)  # raises ModelError, once instead of in each worker
+    # raises ModelError, once instead of in each worker
+    Checkpoint.at(location, Quantization.from_settings(settings.worker))
     return location.name
 
 

@@ -31,8 +31,9 @@ from swarm.stage.engine.measure import measure_layer_costs
 from swarm.stage.engine.selfcheck import Numerics, check_cut, check_kernels, same_bits
 from swarm.stage.executor import Batch, Capacity, FenceRaised, ForwardResult, KvData, Progress, StopCheck
 from swarm.stage.model.build import DTYPES, ModelSkeleton, Stage, choose_dtype
-from swarm.stage.model.checkpoint import Checkpoint, locate_model
+from swarm.stage.model.checkpoint import Checkpoint
 from swarm.stage.model.loading import Modules, StageLoader, log_fetching
+from swarm.stage.model.location import locate_model
 from swarm.stage.model.weight_formats import find_formats
 from swarm.stage.native import cores
 from swarm.stage.native.linears import NativeLinear
@@ -124,6 +125,7 @@ class TorchExecutor:
         check_cut(self._skeleton.config)
         # whether cut and whole models of this kind have the same bits
         self._same_bits_when_cut = self._device.type == "cpu" and self._prove_kernels()
+        self._check_activations()
         self._loader = StageLoader(self._checkpoint, self._manifest, self._skeleton, self._source)
         self.memory_bytes = self.scale_memory(memory_limit if memory_limit is not None else free_memory(self._device))
         self.kv_share = kv_share
@@ -144,6 +146,15 @@ class TorchExecutor:
         self._skeleton = ModelSkeleton.from_checkpoint(self._checkpoint, self._device, DTYPES[self._dtype_name])
         self._source = self._skeleton.source(self._checkpoint)
         self._formats = find_formats(self._skeleton, self._source)
+
+    def _check_activations(self) -> None:
+        """Raise ``ModelError`` if rows should be rounded to int8 and our kernels do not multiply."""
+        if self._checkpoint.has_int8_rows and not self._skeleton.has_quantized_products:
+            why = native.unavailable_reason() or f"they do not compute in {self._dtype_name} on {self._device}"
+            raise ModelError(
+                f"worker.activations = int8 needs Swarm's kernels, which this worker can't use ({why}); set it to auto "
+                "for all workers"
+            )
 
     def _prove_kernels(self) -> bool:
         """Choose our own kernels, or torch's if ours do not support the model. True if cut and whole have the same

@@ -7,6 +7,6 @@ be shown to be exact is called inexact and is still used.
 
 ``linears`` chooses the kernel. ``tiled`` calls a library's kernel with the row counts that a ``probe`` has shown to be
 safe, and ``proofs`` caches what was shown. ``experts``, ``raw_matmul`` and ``elementwise`` do the same for mixtures of
-experts, for matrices that a module multiplies itself, and for activations. Support for quantized weights would be added
-here.
+experts, for matrices that a module multiplies itself, and for activations. Products with quantized weights are in
+``native/quantized``, and ``modules/matrices`` chooses them.
 """

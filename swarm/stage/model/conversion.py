@@ -97,7 +97,7 @@ class ConvertedSource:
         table = get_model_conversion_mapping(model)
         renamings = [entry for entry in table if isinstance(entry, WeightRenaming)]
         converters = [entry for entry in table if isinstance(entry, WeightConverter)]
-        self._by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
+        self._by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
         expected = model.state_dict()
         for name in sorted(names, key=dot_natural_key):
             target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, expected)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import tempfile
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,10 @@ from swarm.stage.model.gguf_config import make_config
 from swarm.stage.model.gguf_metadata import GgufMetadata
 from swarm.stage.model.gguf_tokenizer import end_tokens, make_tokenizer
 
-_VERSION = 1  # increase it when the derived files change
+_VERSION = 2  # increase it when the derived files change
+_LIST = "derived.json"  # names and sizes of the derived files, by which an incomplete folder is recognized
+_PARTIAL = "partial-"  # beginning of the name of a folder that is being written, or is given up
+_LEFTOVER_S = 3600.0  # age at which such a folder belongs to a process that has ended
 
 
 def derived_folders() -> Path:
@@ -35,24 +40,57 @@ def derive_folder(model: GgufModel) -> Path:
     Raises ``ModelError``.
     """
     path = derived_folders() / f"v{_VERSION}-{_header_digest(model)}"
-    if (path / "config.json").is_file():
+    if _is_complete(path):
         return path
     files = _make_files(model)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(dir=path.parent, prefix="partial-"))
-        try:
-            for name, content in files.items():
-                (partial / name).write_text(content, "utf-8")
-            partial.chmod(0o755)
-            partial.rename(path)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+        _remove_leftovers(path.parent)
+        _write_folder(path, files)
     except OSError as error:
-        # another process may have been faster
-        if not (path / "config.json").is_file():
+        if not _is_complete(path):
             raise ModelError(f"{path} can't be written ({error}); name a writable directory in SWARM_CACHE") from None
     return path
+
+
+def _is_complete(path: Path) -> bool:
+    """Whether a folder has all its files: a cleaner of temporary files may have removed some."""
+    try:
+        sizes = json.loads((path / _LIST).read_text("utf-8"))
+        return all((path / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _write_folder(path: Path, files: dict[str, str]) -> None:
+    """Write a folder under another name, and rename it. Raises ``OSError``."""
+    content = {name: text.encode() for name, text in files.items()}
+    content[_LIST] = _as_json({name: len(data) for name, data in content.items()}).encode()
+    partial = Path(tempfile.mkdtemp(dir=path.parent, prefix=_PARTIAL))
+    try:
+        for name, data in content.items():
+            with (partial / name).open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        partial.chmod(0o755)
+        try:
+            partial.rename(path)
+        except OSError:
+            if _is_complete(path):
+                return  # another process was faster
+            incomplete = path.rename(Path(tempfile.mkdtemp(dir=path.parent, prefix=_PARTIAL)))
+            partial.rename(path)
+            shutil.rmtree(incomplete, ignore_errors=True)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _remove_leftovers(parent: Path) -> None:
+    """Remove what processes that have ended left behind."""
+    for path in parent.glob(f"{_PARTIAL}*"):
+        if path.stat().st_mtime < time.time() - _LEFTOVER_S:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _header_digest(model: GgufModel) -> str:

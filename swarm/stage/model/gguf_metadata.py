@@ -9,6 +9,7 @@ from typing import TypeVar, cast
 
 from swarm.errors import ModelError
 from swarm.hub.gguf import GgufModel, Value
+from swarm.wire.messages.common import MAX_LAYERS
 
 T = TypeVar("T")
 
@@ -45,15 +46,19 @@ class GgufMetadata:
         self._used.add(key)
         return self._values.get(f"{self.architecture}.{key}")
 
-    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+    def integer(self, key: str, default: int | None = None, *, least: int = 1, most: int = _MAX_SIZE) -> int:
         value = self.raw(key)
-        if isinstance(value, list) and value and all(each == value[0] for each in value):
+        if isinstance(value, list) and value and all(item == value[0] for item in value):
             value = value[0]  # one value for each layer
         if value is None and default is not None:
             return default
-        if type(value) is not int or not least <= value <= _MAX_SIZE:
+        if type(value) is not int or not least <= value <= most:
             raise self._unusable(f"{self.architecture}.{key}", value)
         return value
+
+    @property
+    def num_layers(self) -> int:
+        return self.integer("block_count", most=MAX_LAYERS)
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.raw(key)
@@ -96,7 +101,7 @@ class GgufMetadata:
 
     def _list(self, key: str, kind: type[T]) -> list[T]:
         value = self._values.get(key, [])
-        if not isinstance(value, list) or any(type(each) is not kind for each in value):
+        if not isinstance(value, list) or any(type(item) is not kind for item in value):
             raise self._unusable(key, value)
         return cast(list[T], value)
 

@@ -125,14 +125,24 @@ def translate_names(model: GgufModel, model_type: str, num_layers: int) -> dict[
 
 
 def sort_tensors(tensors: Mapping[str, GgufTensor]) -> tuple[dict[str, StoredTensor], dict[str, StoredWeight]]:
-    """Return the plain tensors and the quantized matrices, by the same names."""
+    """Return the plain tensors and the quantized matrices, by the same names.
+
+    Raises ``ModelError`` if something else than a matrix, or the matrices of experts, is quantized.
+    """
     stored = {name: tensor.stored for name, tensor in tensors.items()}
-    plain = {name: each for name, each in stored.items() if each.dtype in PLAIN}
+    plain = {name: tensor for name, tensor in stored.items() if tensor.dtype in PLAIN}
     quantized = {
-        name: StoredWeight(name, FORMATS[each.dtype], each.shape, each.dtype, {"codes": each})
-        for name, each in stored.items()
-        if each.dtype in FORMATS
+        name: StoredWeight(name, FORMATS[tensor.dtype], tensor.shape, tensor.dtype, {"codes": tensor})
+        for name, tensor in stored.items()
+        if tensor.dtype in FORMATS
     }
+    for weight in quantized.values():
+        if len(weight.shape) != (3 if ".experts." in weight.name else 2):
+            part = weight.parts["codes"]
+            raise ModelError(
+                f"{part.path} stores {weight.name} of shape {list(weight.shape)} as {part.dtype}, in which only "
+                "matrices can be stored; download it again"
+            )
     return plain, quantized
 
 

@@ -48,7 +48,7 @@ class GgufSource:
         result = pieces[0]
         if len(pieces) == 2:
             rows = -1 if is_bias else -2
-            _check_pieces(name, pieces)
+            self._check_pieces(name, pieces)
             result = torch.cat([piece.to(torch.float32) for piece in pieces], dim=rows)
             if self._alternates:
                 result = result.index_select(rows, _alternating(result.shape[rows]))
@@ -98,11 +98,11 @@ class GgufSource:
             raise ModelError(f"{path} has {name} with {rows} rows for {heads} heads; download it again")
         return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).reshape(-1)
 
-
-def _check_pieces(name: str, pieces: list[torch.Tensor]) -> None:
-    if pieces[0].shape != pieces[1].shape:
-        shapes = " and ".join(str(list(piece.shape)) for piece in pieces)
-        raise ModelError(f"{name} can't be made of tensors of shapes {shapes}; download the file again")
+    def _check_pieces(self, name: str, pieces: list[torch.Tensor]) -> None:
+        if pieces[0].shape != pieces[1].shape:
+            shapes = " and ".join(str(list(piece.shape)) for piece in pieces)
+            path = self._tensors[self.stored_names(name)[0]].stored.path
+            raise ModelError(f"{path} has the pieces of {name} with shapes {shapes}; download it again")
 
 
 def _alternating(rows: int) -> torch.Tensor:

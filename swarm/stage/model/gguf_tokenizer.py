@@ -21,6 +21,7 @@ from swarm.stage.model.gguf_splits import FIRST_WHOLE, NORMALIZED, split_text
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # token types
 _NORMAL = 1
 _SPACE = "▁"
+_MAX_TOKEN = 1024  # letters of a token's text; the work for a piece grows with the square of its length
 
 # Texts of tokens that end an answer, whatever the file names as its end.
 _ENDS = frozenset(
@@ -88,6 +89,10 @@ class _Vocabulary:
                 f"of {vocab_size}; download it again"
             )
 
+        longest = max(map(len, self.texts))
+        if longest > _MAX_TOKEN:
+            raise ModelError(f"{metadata.path} has a token of {longest} letters; download it again")
+
     def unsupported(self, what: str) -> ModelError:
         return ModelError(f"{self.metadata.path} has {what}, which is not supported; use the model's safetensors files")
 
@@ -118,13 +123,16 @@ class _Vocabulary:
     def add_special_tokens(self, tokenizer: Tokenizer) -> None:
         """Make the tokenizer find control and user-defined tokens as a whole."""
         known = tokenizer.get_vocab()
+        special, others = [], []  # each list is added at once: every call builds the search for all of them again
         for number, (text, kind) in enumerate(zip(self.texts, self.types, strict=True)):
             if not text or known.get(text) != number:
                 continue
             if kind in (_CONTROL, _UNKNOWN):
-                tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True)])
+                special.append(AddedToken(text, normalized=False, special=True))
             elif kind == _USER_DEFINED:
-                tokenizer.add_tokens([AddedToken(text, normalized=False, special=False)])
+                others.append(AddedToken(text, normalized=False, special=False))
+        tokenizer.add_special_tokens(special)
+        tokenizer.add_tokens(others)
 
     def adds(self, end: str) -> bool:
         """Whether texts get the token ``bos`` in front, or ``eos`` at their end."""
@@ -209,16 +217,16 @@ def _find_merges(
     texts: list[str], types: list[int], scores: list[float], numbers: dict[str, int]
 ) -> list[tuple[str, str]]:
     """Return all pairs of tokens that make a token, the ones of the best tokens first."""
-    found: list[tuple[float, int, int, str, str]] = []
+    merges: list[tuple[float, int, int, str, str]] = []
     for text, kind, score in zip(texts, types, scores, strict=True):
         if kind not in (_NORMAL, _USER_DEFINED):
             continue
-        pairs = [(text[:cut], text[cut:]) for cut in range(1, len(text))]
-        pairs = [pair for pair in pairs if pair[0] in numbers and pair[1] in numbers]
+        cuts = (cut for cut in range(1, len(text)) if text[:cut] in numbers)
+        pairs = [(text[:cut], text[cut:]) for cut in cuts if text[cut:] in numbers]
         pairs.sort(key=lambda pair: (numbers[pair[0]], numbers[pair[1]]))
-        found += [(score, len(left), len(right), left, right) for left, right in pairs]
-    found.sort(key=lambda entry: entry[:3], reverse=True)
-    return [(left, right) for *_, left, right in found]
+        merges += [(score, len(left), len(right), left, right) for left, right in pairs]
+    merges.sort(key=lambda entry: entry[:3], reverse=True)
+    return [(left, right) for *_, left, right in merges]
 
 
 def _make_config(vocabulary: _Vocabulary) -> dict[str, Any]:

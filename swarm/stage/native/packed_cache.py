@@ -29,7 +29,7 @@ log = get_logger(__name__)
 _in_use: weakref.WeakValueDictionary[str, torch.Tensor] = weakref.WeakValueDictionary()
 
 _files: PackedFiles | None = None  # None: packed matrices stay in memory
-_notes: set[str] = set()  # what was logged already: once per process is enough
+_warned: set[str] = set()  # problems that were logged already: once per process is enough
 
 
 def configure(limit_bytes: int) -> None:
@@ -73,8 +73,8 @@ def _map(name: str, num_bytes: int) -> torch.Tensor | None:
     try:
         mapping = _files.map(name, num_bytes)
     except OSError as error:
-        if _is_first("unread"):
-            log.warning("packed_cache_unread", folder=str(folder()), why=str(error))
+        why = str(error)
+        _warn_once("unread", lambda: log.warning("packed_cache_unread", folder=str(folder()), why=why))
         return None
     return None if mapping is None else torch.from_numpy(np.frombuffer(mapping, np.uint8, num_bytes, FIRST_NUMBER))
 
@@ -86,23 +86,22 @@ def _store(name: str, packed: torch.Tensor) -> torch.Tensor:
         return packed
     try:
         if not _files.write(name, memoryview(packed.numpy())):  # type: ignore[arg-type]
-            if _is_first("full"):
-                why = "raise worker.packed_cache_bytes, or free disk space"
-                log.warning("packed_cache_full", folder=str(folder()), why=why)
+            why = "raise worker.packed_cache_bytes, or free disk space"
+            _warn_once("full", lambda: log.warning("packed_cache_full", folder=str(folder()), why=why))
             return packed
     except OSError as error:
-        if _is_first("unwritten"):
-            log.warning("packed_cache_unwritten", folder=str(folder()), why=str(error))
+        why = str(error)
+        _warn_once("unwritten", lambda: log.warning("packed_cache_unwritten", folder=str(folder()), why=why))
         return packed
     stored = _map(name, len(packed))
     return packed if stored is None else stored
 
 
-def _is_first(problem: str) -> bool:
-    """Note a problem, and return whether this process meets it for the first time."""
-    is_first = problem not in _notes
-    _notes.add(problem)
-    return is_first
+def _warn_once(problem: str, warn: Callable[[], None]) -> None:
+    """Log a problem of the cache, unless this process has logged it already."""
+    if problem not in _warned:
+        _warned.add(problem)
+        warn()
 
 
 def _file_name(key: str) -> str:

@@ -61,7 +61,8 @@ class PackedFiles:
         if mapping is None or not _is_intact(mapping):
             path.unlink(missing_ok=True)
             return None
-        with contextlib.suppress(FileNotFoundError):  # another process may just have removed it
+        # another process may just have removed it; it may be another user's, or on a read-only disk
+        with contextlib.suppress(OSError):
             _mark_used(path)
         return mapping
 
@@ -75,6 +76,7 @@ class PackedFiles:
                 file.write(_header(numbers))
                 file.write(numbers)
                 file.flush()
+                os.fchmod(file.fileno(), 0o644)  # temporary files are private to their user
                 _mark_used(Path(file.name))
                 os.replace(file.name, self._folder / name)
             except BaseException:

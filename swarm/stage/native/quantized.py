@@ -13,9 +13,17 @@ import torch
 
 from swarm.stage import native
 from swarm.stage.native import cores, packed_cache
-from swarm.stage.native.int8_rows import supports_int8
 from swarm.stage.native.linears import FUNCTIONS, UNGATED, NativeLinear, NativeModule
-from swarm.stage.quantization.formats import Codes, Minima, Scales, WeightFormat, packed_bytes
+from swarm.stage.quantization.formats import (
+    GROUPS,
+    SUPER_GROUP,
+    Codes,
+    Minima,
+    Scales,
+    WeightFormat,
+    packed_bytes,
+    supports_int8,
+)
 from swarm.stage.quantization.tensors import QuantizedTensor, QuantizedWeight, code_values, join_keys
 
 # Encodings, as in kernels.h.
@@ -55,7 +63,10 @@ class QuantizedMatrices:
         """
         first = weights[0]
         shape = first.shape
-        if any((each.shape, each.format, each.order_key) != (shape, first.format, first.order_key) for each in weights):
+        if any(
+            (weight.shape, weight.format, weight.order_key) != (shape, first.format, first.order_key)
+            for weight in weights
+        ):
             raise ValueError("a gated matrix needs two weights of the same shape, format and order of inputs")
         self.form, self.inputs = first.format, shape[-1]
         self.outputs = shape[-2] * len(weights)
@@ -76,10 +87,13 @@ class QuantizedMatrices:
 
     def _pack(self, weights: Sequence[QuantizedWeight], packed: torch.Tensor) -> None:
         form, order = native_format(self.form, None), None
-        for index, parts in enumerate(zip(*(each.read_experts() for each in weights), strict=True)):
+        for index, parts in enumerate(zip(*(weight.read_experts() for weight in weights), strict=True)):
             for part, weight in zip(parts, weights, strict=True):
                 if part.shape != weight.shape[-2:] or part.format != weight.format:
-                    raise ValueError(f"{tuple(part.shape)} was read where {tuple(weight.shape)} was described")
+                    raise ValueError(
+                        f"codes of shape {tuple(part.shape)} were read where {tuple(weight.shape)} was described"
+                    )
+                _check_arrays(part, is_ordered=bool(weight.order_key))
             _pack_matrix(form, parts, packed[index * self._size : (index + 1) * self._size])
             order = parts[0].order
         if order is not None:
@@ -128,7 +142,7 @@ def _pack_matrix(form: native.NativeFormat, parts: Sequence[QuantizedTensor], pa
     arrays = [_arrays(part) for part in parts]
     numbers = (_Numbers * len(parts))(
         *(
-            _Numbers(*(None if each is None else each.data_ptr() for each in some), part.shape[-2])
+            _Numbers(*(None if array is None else array.data_ptr() for array in some), part.shape[-2])
             for some, part in zip(arrays, parts, strict=True)
         )
     )
@@ -137,18 +151,43 @@ def _pack_matrix(form: native.NativeFormat, parts: Sequence[QuantizedTensor], pa
     )
 
 
+def _check_arrays(tensor: QuantizedTensor, *, is_ordered: bool) -> None:
+    """Raise ``ValueError`` unless the matrix has every array that its format requires, with the shape and dtype that C
+    reads: C gets addresses only."""
+    form, (outputs, inputs) = tensor.format, tensor.shape
+    groups, super_groups = (outputs, -(-inputs // form.group)), (outputs, -(-inputs // SUPER_GROUP))
+    has_nested_scales, has_nested_minima = form.scales is Scales.NESTED, form.minima is Minima.NESTED
+    scales, minima = (super_groups if is_nested else groups for is_nested in (has_nested_scales, has_nested_minima))
+    required: list[tuple[str, tuple[int, ...] | None, torch.dtype | None]] = [  # a shape of None: no such array
+        ("codes", (outputs, inputs), torch.uint8),
+        ("scales", scales, None),
+        ("minima", None if form.minima is Minima.NONE else minima, None),
+        ("group_scales", groups if has_nested_scales else None, torch.int8),
+        ("group_minima", groups if has_nested_minima else None, torch.uint8),
+        ("order", (inputs,) if is_ordered else None, torch.int32),
+    ]
+    if form.group not in GROUPS:
+        raise ValueError(f"the kernels have no groups of {form.group} inputs")
+    for name, shape, dtype in required:
+        array: torch.Tensor | None = getattr(tensor, name)
+        actual = None if array is None else tuple(array.shape)
+        if actual != shape or (array is not None and dtype not in (None, array.dtype)):
+            kind = "" if array is None else f" ({array.dtype})"
+            raise ValueError(f"{form.name} has {name} of shape {actual}{kind}, and the kernels read {shape}")
+
+
 def _arrays(tensor: QuantizedTensor) -> list[torch.Tensor | None]:
     """Return the numbers in the order of ``SwarmNumbers``, in memory as the packer reads them."""
     form = tensor.format
     minima = None if tensor.minima is None else tensor.minima.to(_MINIMUM_DTYPES[form.minima])
-    found = (
+    arrays = (
         tensor.codes,
         tensor.scales.to(_SCALE_DTYPES[form.scales]),
         minima,
         tensor.group_scales,
         tensor.group_minima,
     )
-    return [None if each is None else each.contiguous() for each in found]
+    return [None if array is None else array.contiguous() for array in arrays]
 
 
 class QuantizedLinear(NativeLinear):

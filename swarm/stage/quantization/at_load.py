@@ -16,6 +16,7 @@ from swarm.errors import ModelError
 from swarm.hub.headers import StoredTensor
 from swarm.stage.quantization.formats import Codes, WeightFormat
 from swarm.stage.quantization.stored import StoredWeight
+from swarm.stage.quantization.version import DECODERS
 
 if TYPE_CHECKING:
     from swarm.config import WorkerSettings
@@ -70,14 +71,15 @@ class Quantization:
         return self.activations == INT8
 
     def choose_matrices(
-        self, tensors: Iterable[StoredTensor], model_type: str, vocab_size: int
+        self, tensors: Iterable[StoredTensor], stored: Iterable[str], model_type: str, vocab_size: int
     ) -> dict[str, StoredWeight]:
         """Return the plain tensors of a checkpoint that are quantized at load.
 
-        Raises ``ModelError`` if the layers should be quantized and can't be.
+        ``stored`` are the names of the matrices that are quantized in the files. Raises ``ModelError`` if the layers
+        should be quantized and can't be.
         """
         tensors = [tensor for tensor in tensors if tensor.is_float]
-        is_tied = not any(HEAD.search(tensor.name) for tensor in tensors)
+        is_tied = not any(HEAD.search(name) for name in (*(tensor.name for tensor in tensors), *stored))
         tables = self._width_of_head() if is_tied else self._width_of_embedding()
         described = (self._describe(tensor, model_type, vocab_size, tables) for tensor in tensors)
         chosen = {weight.name: weight for weight in described if weight is not None}
@@ -103,6 +105,8 @@ class Quantization:
         """
         kinds = sorted({weight.format.name for weight in stored})
         parts = [DENSE] if kinds and self.is_dense else kinds
+        if kinds:
+            parts = [*parts, f"decoder {DECODERS}"]
         if chosen:
             if self.weights in (INT4, INT8):
                 parts.append(self.weights)

@@ -34,7 +34,9 @@ def spread(numbers: torch.Tensor, weight: StoredWeight) -> torch.Tensor:
     num_groups = count_blocks(inputs, group)
     numbers = numbers.reshape(*experts, count_blocks(outputs, rows), count_blocks(inputs, columns))
     if rows != 1:
-        numbers = numbers.repeat_interleave(rows or outputs, dim=-2)[..., :outputs, :]
-    if columns != group:
-        numbers = numbers.repeat_interleave(columns // group or num_groups, dim=-1)[..., :num_groups]
+        numbers = numbers.repeat_interleave(min(rows or outputs, outputs), dim=-2)[..., :outputs, :]
+    if columns == 0 or columns >= inputs:  # one block, of any size, with as many groups as the kernels need
+        numbers = numbers.expand(*numbers.shape[:-1], num_groups)
+    elif columns != group:
+        numbers = numbers.repeat_interleave(columns // group, dim=-1)[..., :num_groups]
     return numbers.contiguous()

@@ -22,7 +22,6 @@ are.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from swarm.errors import ModelError
@@ -34,6 +33,7 @@ from swarm.stage.quantization.gptq import CODES
 from swarm.stage.quantization.mxfp4 import GROUP as MXFP4_GROUP
 from swarm.stage.quantization.mxfp4 import describe_mxfp4
 from swarm.stage.quantization.parts import FLOAT_SCALES, SCALES, Shape, TensorPool, count_blocks, kernel_group
+from swarm.stage.quantization.patterns import is_match
 from swarm.stage.quantization.settings import (
     Settings,
     read_block,
@@ -114,10 +114,7 @@ def _match(target: str, module: str) -> int:
     if target == module:
         return 3
     if target.startswith("re:"):
-        try:
-            return 2 if re.match(target.removeprefix("re:"), module) else 0
-        except re.error as error:
-            raise ModelError(f"quantization_config has an invalid pattern {target!r} ({error})") from None
+        return 2 if is_match(target.removeprefix("re:"), module) else 0
     if "." in target or not target[:1].isupper():
         return 0
     return 1 if (target == "Embedding") == ("embed" in module.rpartition(".")[2]) else 0
@@ -134,7 +131,7 @@ def _describe_packed(module: str, weights: Settings, pool: TensorPool) -> Stored
             raise ModelError(f"{module} has packed numbers of {bits} bits that are not MXFP4; use MXFP4 or int4 files")
         codes = pool.take_matrix(packed.name, ["U8"], 2)
         outputs, inputs = codes.shape[0], 2 * codes.shape[1]
-        scales = pool.take(module + _SCALE, ["U8"], (outputs, inputs // MXFP4_GROUP), beside=codes)
+        scales = pool.take(module + _SCALE, ["U8"], (outputs, count_blocks(inputs, MXFP4_GROUP)), beside=codes)
         return describe_mxfp4(f"{module}.weight", (outputs, inputs), codes, scales)
     if bits not in CODES:
         raise ModelError(f"{module} is packed with {bits} bits, which is not supported; use files with 4 or 8 bits")
@@ -168,8 +165,8 @@ def _describe_integers(
         shapes.append(())
     parts = {"codes": codes, "scales": pool.take(module + _SCALE, FLOAT_SCALES, *shapes, beside=codes)}
     symmetric = read_flag(weights, "symmetric", default=True)
-    if symmetric:
-        pool.discard(module + _ZEROS)
+    if symmetric and module + _ZEROS not in pool.rest:
+        pass
     elif pool.dtype(module + _ZEROS) == "I32":
         parts["zeros"] = pool.take(module + _ZEROS, ["I32"], (count_blocks(blocks[0], per_word), blocks[1]))
     else:
@@ -192,6 +189,7 @@ def _describe_integers(
         encoding="compressed_packed" if is_packed else "compressed_int8",
         parts=parts,
         block=block,
+        is_reordered="order" in parts and weights.get("actorder") in ("group", True),
     )
 
 

@@ -19,6 +19,7 @@ from swarm.stage.quantization.gguf_formats import FORMATS as GGUF_FORMATS
 from swarm.stage.quantization.quantize import Quantize, quantize, read_and_quantize
 from swarm.stage.quantization.stored import StoredWeight
 from swarm.stage.quantization.tensors import QuantizedTensor, QuantizedWeight
+from swarm.stage.quantization.version import digest_decoders
 from swarm.stage.quantization.word_decoders import (
     decode_awq,
     decode_compressed_int8,
@@ -67,10 +68,11 @@ def open_stored(weight: StoredWeight, file_digest: str, quantize: Quantize = qua
     """Return the matrix, which is read when it is needed. ``file_digest`` identifies the contents of its file;
     ``quantize`` is applied to matrices that are plain there."""
     is_plain = weight.encoding in (PLAIN, TRANSPOSED)
+    described = f"{weight.name} {weight.encoding} {weight.shape} {weight.block} {weight.format}"
     return QuantizedWeight(
         weight.format,
         torch.Size(weight.shape),
-        key=f"{file_digest} {weight.encoding} {weight.name} {weight.format.name}/{weight.format.group}",
+        key=f"{file_digest} {described} {digest_decoders()}",
         read=lambda: read_stored(weight, quantize),
         order_key="" if is_plain else _decoder(weight).order_key(weight),
     )

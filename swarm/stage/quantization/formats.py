@@ -60,6 +60,11 @@ class WeightFormat:
     table: tuple[float, ...] = ()  # values of the sixteen 4-bit codes
 
 
+NUM_BITS = {Codes.INT4: 4, Codes.INT5: 5, Codes.INT6: 6, Codes.INT8: 8, Codes.FP8: 8}  # of a code
+
+# Values of FP4 (E2M1), the codes of MXFP4.
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+
 # Bytes of 64 codes, and of the numbers of 64 outputs; kernels.h describes the layout.
 _CODE_BYTES = {Codes.INT4: 32, Codes.INT5: 40, Codes.INT6: 48, Codes.INT8: 64, Codes.FP8: 64}
 _SCALE_BYTES = {Scales.FLOAT16: 128, Scales.BFLOAT16: 128, Scales.FLOAT32: 256, Scales.NESTED: 64}
@@ -72,3 +77,14 @@ def packed_bytes(form: WeightFormat, outputs: int, inputs: int) -> int:
     nested = 128 * ((form.scales is Scales.NESTED) + (form.minima is Minima.NESTED))
     group = form.group * _CODE_BYTES[form.codes] + _SCALE_BYTES[form.scales] + _MINIMUM_BYTES[form.minima]
     return -(-outputs // _BLOCK) * (num_super * nested + num_groups * group)
+
+
+def supports_int8(form: WeightFormat) -> bool:
+    """Whether the values of a format's codes can be multiplied as whole numbers, as ``worker.activations = "int8"``
+    does.
+
+    FP8 codes can't. The values of a table are doubled and must then be whole numbers that an int8 holds, as MXFP4's
+    are.
+    """
+    doubled = [2 * value for value in form.table]
+    return form.codes is not Codes.FP8 and all(value.is_integer() and -128 <= value <= 127 for value in doubled)

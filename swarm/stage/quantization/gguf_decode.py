@@ -37,8 +37,8 @@ def decode_gguf(kind: str, data: torch.Tensor, shape: torch.Size) -> QuantizedTe
         some = blocks[first : first + step]
         part, others = _DECODERS[kind](some.reshape(len(some), -1, _BLOCK_BYTES[kind]))
         flat[first : first + step] = part.reshape(len(some), inputs)
-        numbers.append({name: each.reshape(len(some), -1) for name, each in others.items()})
-    joined = {name: torch.cat([each[name] for each in numbers]).view(*shape[:-1], -1) for name in numbers[0]}
+        numbers.append({name: array.reshape(len(some), -1) for name, array in others.items()})
+    joined = {name: torch.cat([part[name] for part in numbers]).view(*shape[:-1], -1) for name in numbers[0]}
     return QuantizedTensor(FORMATS[kind], codes, **joined)
 
 

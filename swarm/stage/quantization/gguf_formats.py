@@ -7,15 +7,13 @@ is doubled and its scales halved, as in llama.cpp, so that every exponent of a f
 from __future__ import annotations
 
 from swarm.errors import ModelError
-from swarm.stage.quantization.formats import Codes, Minima, Scales, WeightFormat
+from swarm.stage.quantization.formats import E2M1, Codes, Minima, Scales, WeightFormat
 
 PLAIN = ("F32", "F16", "BF16")
 
-_E2M1 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
-
 FORMATS: dict[str, WeightFormat] = {
-    each.name: each
-    for each in (
+    form.name: form
+    for form in (
         WeightFormat("Q8_0", Codes.INT8, 32, offset=128),
         WeightFormat("Q4_0", Codes.INT4, 32, offset=8),
         WeightFormat("Q4_1", Codes.INT4, 32, minima=Minima.FLOAT16),
@@ -24,7 +22,7 @@ FORMATS: dict[str, WeightFormat] = {
         WeightFormat("Q4_K", Codes.INT4, 32, Scales.NESTED, Minima.NESTED),
         WeightFormat("Q5_K", Codes.INT5, 32, Scales.NESTED, Minima.NESTED),
         WeightFormat("Q6_K", Codes.INT6, 16, Scales.NESTED, offset=32),
-        WeightFormat("MXFP4", Codes.INT4, 32, Scales.BFLOAT16, table=(*_E2M1, *(-value for value in _E2M1))),
+        WeightFormat("MXFP4", Codes.INT4, 32, Scales.BFLOAT16, table=tuple(2 * value for value in E2M1)),
     )
 }
 

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from swarm.errors import ModelError
 from swarm.stage.quantization.formats import Codes, Minima, WeightFormat
 from swarm.stage.quantization.parts import FLOAT_SCALES, SCALES, TensorPool, count_blocks, kernel_group
+from swarm.stage.quantization.patterns import is_match
 from swarm.stage.quantization.settings import (
     Settings,
     read_flag,
@@ -52,11 +53,8 @@ def find_gptq(settings: Settings, pool: TensorPool) -> Iterator[StoredWeight]:
 def _overrides(settings: Settings, module: str) -> Settings:
     """Return the settings of one module that differ from the others'."""
     for pattern, changed in read_section(settings, "dynamic").items():
-        try:
-            if not pattern.startswith("-:") and re.match(pattern.removeprefix("+:"), module):
-                return read_section({pattern: changed}, pattern)
-        except re.error as error:
-            raise ModelError(f"quantization_config has an invalid pattern {pattern!r} in dynamic ({error})") from None
+        if not pattern.startswith("-:") and is_match(pattern.removeprefix("+:"), module):
+            return read_section({pattern: changed}, pattern)
     return {}
 
 
@@ -98,4 +96,5 @@ def _describe(module: str, settings: Settings, version: str, pool: TensorPool) -
         encoding=version,
         parts=parts,
         block=(1, group_size),
+        is_reordered=order is not None and read_flag(settings, "desc_act", default=False),
     )

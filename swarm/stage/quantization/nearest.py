@@ -10,10 +10,9 @@ from dataclasses import replace
 import torch
 from torch.nn import functional
 
-from swarm.stage.quantization.formats import SUPER_GROUP, Codes, Minima, Scales, WeightFormat
+from swarm.stage.quantization.formats import NUM_BITS, SUPER_GROUP, Codes, Minima, Scales, WeightFormat
 from swarm.stage.quantization.tensors import QuantizedTensor, code_values, group_minima, group_scales
 
-_NUM_CODES = {Codes.INT4: 16, Codes.INT5: 32, Codes.INT6: 64, Codes.INT8: 256, Codes.FP8: 256}
 _DTYPES = {Scales.FLOAT16: torch.float16, Scales.BFLOAT16: torch.bfloat16, Scales.FLOAT32: torch.float32}
 _MOST = 63  # largest multiple of a super-group's number: six bits, as in GGUF
 
@@ -22,7 +21,7 @@ def quantize_nearest(weights: torch.Tensor, form: WeightFormat) -> QuantizedTens
     """Return weights ``[..., outputs, inputs]`` in this format."""
     inputs = weights.shape[-1]
     groups = _split(weights.float(), form.group)
-    values = code_values(form)[: _NUM_CODES[form.codes]].nan_to_num(0.0)
+    values = code_values(form)[: 1 << NUM_BITS[form.codes]].nan_to_num(0.0)
     lowest, highest = float(values.min()), float(values.max())
     tensor = QuantizedTensor(form, torch.zeros(weights.shape, dtype=torch.uint8), torch.empty(0))
     if form.minima is Minima.NONE:
@@ -59,7 +58,7 @@ def _with_minima(tensor: QuantizedTensor, wanted: torch.Tensor) -> QuantizedTens
         return replace(tensor, minima=minima, group_minima=multiples.to(torch.uint8))
     scales = group_scales(tensor)
     points = torch.where(scales == 0, 0.0, wanted / scales).round() + form.offset
-    return replace(tensor, minima=points.clamp(0, _NUM_CODES[form.codes] - 1).to(torch.uint8))
+    return replace(tensor, minima=points.clamp(0, (1 << NUM_BITS[form.codes]) - 1).to(torch.uint8))
 
 
 def _nest(wanted: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:

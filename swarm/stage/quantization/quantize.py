@@ -21,7 +21,7 @@ from functools import cache
 import torch
 
 from swarm.stage.quantization.at_load import TRANSPOSED
-from swarm.stage.quantization.formats import Codes, WeightFormat
+from swarm.stage.quantization.formats import NUM_BITS, Codes, WeightFormat
 from swarm.stage.quantization.reading import read_tensor
 from swarm.stage.quantization.stored import StoredWeight
 from swarm.stage.quantization.tensors import QuantizedTensor, code_values
@@ -36,7 +36,6 @@ _TRIALS = {
     Codes.INT6: (-32.7, -32.2, -31.7, -31.2),
     Codes.INT8: (-128.0, -127.0),
 }
-_NUM_CODES = {Codes.INT4: 16, Codes.INT6: 64, Codes.INT8: 256}
 
 
 # Quantizes plain weights in one of the formats of ``own_format``.
@@ -57,7 +56,7 @@ class Grid:
 def make_grid(form: WeightFormat) -> Grid:
     """Return the values of one of the formats of ``own_format``."""
     step = 0.5 if form.table else 1.0
-    values = code_values(form)[: _NUM_CODES[form.codes]] / step
+    values = code_values(form)[: 1 << NUM_BITS[form.codes]] / step
     numbers = torch.arange(2 * _MIDDLE) - _MIDDLE
     codes = (numbers.unsqueeze(1) - values).abs().argmin(dim=1)
     return Grid(step, values[codes], codes.to(torch.uint8), _TRIALS[form.codes])
@@ -124,7 +123,7 @@ class _Quantizer:
         """Return the scale for each group that gives the least squared error, among those of the trials."""
         scales, best = torch.zeros_like(largest), torch.zeros_like(largest)
         unit = _reciprocal(largest)
-        products, values = (each[: weights.numel()] for each in (self._numbers, self._values))
+        products, values = (array[: weights.numel()] for array in (self._numbers, self._values))
         for trial in self._grid.trials:
             torch.index_select(self._grid.values, 0, self._round(weights, unit * trial), out=values)
             torch.mul(values.view(weights.shape), weights, out=products.view(weights.shape))

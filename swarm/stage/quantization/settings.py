@@ -9,6 +9,8 @@ from swarm.errors import ModelError
 
 Settings = Mapping[str, Any]
 
+MAX_BLOCK = (1 << 31) - 1  # upper bound of the inputs or outputs that share a scale
+
 
 def read_integer(settings: Settings, name: str, default: int | None = None) -> int:
     """Return an integer. Raises ``ModelError`` if it is missing without a default, or no integer."""
@@ -53,7 +55,7 @@ def read_section(settings: Settings, name: str) -> Settings:
 def read_group_size(settings: Settings, name: str = "group_size", default: int | None = None) -> int:
     """Return the inputs that share a scale; 0 means all of them, which files store as -1."""
     size = read_integer(settings, name, default)
-    if size == -1 or size > 0:
+    if size == -1 or 0 < size <= MAX_BLOCK:
         return max(size, 0)
     raise ModelError(f"quantization_config has {name} = {size}, which is not a number of inputs")
 
@@ -73,7 +75,7 @@ def read_block(settings: Settings, name: str, default: tuple[int, int]) -> tuple
     match settings.get(name):
         case None:
             return default
-        case [int(outputs), int(inputs)] if outputs > 0 and inputs > 0:
-            return outputs, inputs
-        case other:
-            raise ModelError(f"quantization_config has {name} = {other!r} instead of two positive integers")
+        case [int(outputs), int(inputs)] if 0 < outputs <= MAX_BLOCK and 0 < inputs <= MAX_BLOCK:
+            if not isinstance(outputs, bool) and not isinstance(inputs, bool):
+                return outputs, inputs
+    raise ModelError(f"quantization_config has {name} = {settings[name]!r} instead of two positive integers")

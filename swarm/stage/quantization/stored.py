@@ -21,8 +21,10 @@ class StoredWeight:
     format: WeightFormat
     shape: tuple[int, ...]  # [outputs, inputs] or [experts, outputs, inputs]
     encoding: str
-    parts: Mapping[str, StoredTensor]  # by the part's role: "codes", "scales", "zeros", "order"
+    # by the part's role: "codes", "scales", "zeros", "order" and "shape", or "weight" of a plain tensor
+    parts: Mapping[str, StoredTensor]
     block: tuple[int, int] = (1, 0)  # outputs and inputs that share a scale in the file; 0: all of them
+    is_reordered: bool = False  # by the configuration, the groups of inputs are scattered (``desc_act``)
 
     @property
     def packed_bytes(self) -> int:

@@ -102,7 +102,7 @@ class QuantizedWeight:
         """Return some of the outputs: ``[first:stop:step]``."""
         if self.experts:
             return stack_experts([expert.rows(first, stop, step) for expert in self.experts])
-        ends = tuple(accumulate((each.shape[-2] for each in self.joined), initial=0))
+        ends = tuple(accumulate((weight.shape[-2] for weight in self.joined), initial=0))
         if step == 1 and first < stop and first in ends and stop in ends:
             return join_rows(self.joined[ends.index(first) : ends.index(stop)])
         part = slice(first, stop, step)
@@ -117,7 +117,7 @@ class QuantizedWeight:
         if self.experts:
             return stack_experts([expert.reordered(how, index) for expert in self.experts])
         return self.changed(
-            how, self.shape, lambda whole: whole.map_rows(lambda each: each.index_select(each.ndim - 2, index))
+            how, self.shape, lambda whole: whole.map_rows(lambda rows: rows.index_select(rows.ndim - 2, index))
         )
 
     def expert(self, index: int) -> QuantizedWeight:
@@ -129,7 +129,7 @@ class QuantizedWeight:
 
 def can_join(weights: Sequence[QuantizedWeight]) -> bool:
     """Whether these matrices can become one: they have the same format, inputs and order of inputs."""
-    return len({(each.format, each.shape[:-2], each.shape[-1], each.order_key) for each in weights}) == 1
+    return len({(weight.format, weight.shape[:-2], weight.shape[-1], weight.order_key) for weight in weights}) == 1
 
 
 def join_rows(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
@@ -138,14 +138,14 @@ def join_rows(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     first = weights[0]
     if len(weights) == 1:
         return first
-    if all(each.experts for each in weights):
-        return stack_experts([join_rows(each) for each in zip(*(each.experts for each in weights), strict=True)])
-    shape = torch.Size((*first.shape[:-2], sum(each.shape[-2] for each in weights), first.shape[-1]))
+    if all(weight.experts for weight in weights):
+        return stack_experts([join_rows(parts) for parts in zip(*(weight.experts for weight in weights), strict=True)])
+    shape = torch.Size((*first.shape[:-2], sum(weight.shape[-2] for weight in weights), first.shape[-1]))
     return replace(
         first,
         shape=shape,
         key=join_keys("rows of", weights),
-        read=lambda: _combine([each.read() for each in weights], lambda parts: torch.cat(parts, dim=-2)),
+        read=lambda: _combine([weight.read() for weight in weights], lambda parts: torch.cat(parts, dim=-2)),
         joined=tuple(weights),
         experts=(),
     )
@@ -159,7 +159,7 @@ def stack_experts(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
         first,
         shape=torch.Size((len(weights), *first.shape)),
         key=join_keys("experts", weights),
-        read=lambda: _combine([each.read() for each in weights], torch.stack),
+        read=lambda: _combine([weight.read() for weight in weights], torch.stack),
         joined=(),
         experts=tuple(weights),
     )
@@ -167,13 +167,13 @@ def stack_experts(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
 
 def join_keys(how: str, weights: Sequence[QuantizedWeight]) -> str:
     """Return the key of something made of these weights; empty if one of them has none."""
-    return f"{how} ({', '.join(each.key for each in weights)})" if all(each.key for each in weights) else ""
+    return f"{how} ({', '.join(weight.key for weight in weights)})" if all(weight.key for weight in weights) else ""
 
 
 def _combine(
     parts: Sequence[QuantizedTensor], combine: Callable[[list[torch.Tensor]], torch.Tensor]
 ) -> QuantizedTensor:
-    def of(name: str) -> torch.Tensor | None:
+    def combined(name: str) -> torch.Tensor | None:
         tensors = [getattr(part, name) for part in parts]
         return None if tensors[0] is None else combine(tensors)
 
@@ -181,9 +181,9 @@ def _combine(
         parts[0],
         codes=combine([part.codes for part in parts]),
         scales=combine([part.scales for part in parts]),
-        minima=of("minima"),
-        group_scales=of("group_scales"),
-        group_minima=of("group_minima"),
+        minima=combined("minima"),
+        group_scales=combined("group_scales"),
+        group_minima=combined("group_minima"),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from swarm.errors import ModelError
-from swarm.hub.headers import StoredTensor
+from swarm.hub.headers import ELEMENT_BITS, StoredTensor
 from swarm.stage.quantization.settings import Settings, read_text
 
 _INSTEAD = (
@@ -58,7 +58,7 @@ def reject_method(settings: Settings, config: Mapping[str, Any]) -> ModelError:
 def check_leftovers(tensors: Collection[StoredTensor]) -> None:
     """Raise ``ModelError`` for a tensor that belongs to a quantized matrix, among those that do not."""
     for tensor in tensors:
-        if tensor.dtype.startswith(("F4", "F6", "F8")):
+        if tensor.dtype.startswith(("F4", "F6", "F8")) or tensor.dtype not in ELEMENT_BITS:
             raise ModelError(
                 f"{tensor.path} stores {tensor.name} as {tensor.dtype}, which is not supported; {_INSTEAD}"
             )

@@ -6,9 +6,9 @@ import hashlib
 
 import torch
 
-from swarm.errors import ModelError
 from swarm.stage.quantization.blocks import read_scales, spread
-from swarm.stage.quantization.formats import Codes, Minima
+from swarm.stage.quantization.contents import check_shape, check_symmetric, is_reordered
+from swarm.stage.quantization.formats import NUM_BITS, Minima
 from swarm.stage.quantization.gptq import FIRST_VERSION
 from swarm.stage.quantization.parts import count_blocks
 from swarm.stage.quantization.reading import read_tensor
@@ -16,12 +16,11 @@ from swarm.stage.quantization.stored import StoredWeight
 from swarm.stage.quantization.tensors import QuantizedTensor
 
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]  # place within a word of each of eight outputs
-BITS = {Codes.INT4: 4, Codes.INT8: 8}
 
 
 def decode_gptq(weight: StoredWeight) -> QuantizedTensor:
     """Return the numbers of a GPTQ matrix."""
-    bits = BITS[weight.format.codes]
+    bits = NUM_BITS[weight.format.codes]
     words = unpack_words(read_tensor(weight.parts["codes"]), bits)  # [rows, outputs, inputs of a row]
     zeros = read_tensor(weight.parts["zeros"])
     if weight.encoding == FIRST_VERSION:
@@ -44,11 +43,8 @@ def decode_awq(weight: StoredWeight) -> QuantizedTensor:
 
 def decode_compressed_packed(weight: StoredWeight) -> QuantizedTensor:
     """Return the numbers of a packed integer matrix of compressed-tensors. Raises ``ModelError``."""
-    part = weight.parts["shape"]
-    shape = tuple(read_tensor(part).tolist())
-    if shape != weight.shape:
-        raise ModelError(f"{part.path} has {part.name} = {shape} beside codes of {weight.shape} numbers")
-    bits = BITS[weight.format.codes]
+    check_shape(weight, tuple(read_tensor(weight.parts["shape"]).tolist()))
+    bits = NUM_BITS[weight.format.codes]
     codes = unpack_words(read_tensor(weight.parts["codes"]), bits).flatten(1)
     return _assemble(weight, codes, read_scales(weight), _compressed_zeros(weight, bits))
 
@@ -87,7 +83,7 @@ def _assemble(
     order = read_order(weight)
     codes = codes[:outputs, :inputs]
     if zeros is not None and weight.format.minima is Minima.NONE:
-        _check_symmetric(weight, zeros)
+        check_symmetric(weight, zeros.numpy())
         zeros = None
     return QuantizedTensor(
         format=weight.format,
@@ -98,15 +94,6 @@ def _assemble(
     )
 
 
-def _check_symmetric(weight: StoredWeight, zeros: torch.Tensor) -> None:
-    if not bool((zeros == weight.format.offset).all()):
-        part = weight.parts["zeros"]
-        raise ModelError(
-            f"{part.path} has zero points in {part.name}, but its quantization_config declares sym = true; set it to "
-            "false in the model's config.json"
-        )
-
-
 def read_order(weight: StoredWeight) -> torch.Tensor | None:
     """Return the inputs in the order of their groups; None if that is their own order.
 
@@ -115,19 +102,8 @@ def read_order(weight: StoredWeight) -> torch.Tensor | None:
     part = weight.parts.get("order")
     if part is None:
         return None
-    groups = read_tensor(part).long()
-    inputs = weight.shape[-1]
-    size = weight.block[1] or inputs
-    expected = torch.arange(inputs) // size
-    if torch.equal(groups, expected) or bool((groups == -1).all()):  # -1: not set, in compressed-tensors
-        return None
-    order = torch.argsort(groups, stable=True)
-    if not torch.equal(groups[order], expected):
-        raise ModelError(
-            f"{part.path} has {part.name} with groups that are not the {count_blocks(inputs, size)} groups of {size} "
-            "inputs of its quantization_config; use files without desc_act"
-        )
-    return order
+    groups = read_tensor(part)
+    return torch.argsort(groups, stable=True) if is_reordered(weight, groups.numpy()) else None
 
 
 def order_key(weight: StoredWeight) -> str:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-# well within the time that supervisors allow; by then a plan without this worker usually exists
-RELEASE_TIMEOUT_S = 3.0
+# Well within the time that supervisors allow; by then its layers' keys and values have usually moved to other workers.
+RELEASE_TIMEOUT_S = 8.0
 
 
 class ShutdownAction(Enum):

@@ -6,7 +6,7 @@ import ipaddress
 
 import pytest
 
-from swarm.auth.worker_address import address_error
+from swarm.auth.worker_address import address_error, usable_kv_endpoint
 
 KEY = "1f" * 32
 NETWORKS = (ipaddress.ip_network("10.1.0.0/16"), ipaddress.ip_network("2001:db8:1::/48"))
@@ -45,3 +45,18 @@ def test_nowhere_else(endpoint: str, comes_from: str, words: str) -> None:
     assert words in reason
     assert "broker.worker_networks" in reason
     assert KEY not in reason
+
+
+@pytest.mark.parametrize(
+    ("kv_endpoint", "error", "is_usable"),
+    [
+        (f"tcp://{KEY}@192.0.2.2:20001", "", True),
+        (f"tcp://{KEY}@192.0.2.2:20001", "it names another address", False),
+        (f"tcp://{KEY}@192.0.2.9:20001", "", False),
+        ("tcp://elsewhere.example:20001", "", False),
+        ("", "", False),
+    ],
+)
+def test_copies_go_to_the_address_of_the_steps(kv_endpoint: str, error: str, is_usable: bool) -> None:
+    """A worker could otherwise direct other workers' connections anywhere."""
+    assert usable_kv_endpoint(kv_endpoint, f"tcp://{KEY}@192.0.2.2:20000", error) == (kv_endpoint if is_usable else "")

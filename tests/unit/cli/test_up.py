@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
+import json
 import os
 import socket
 import stat
@@ -24,6 +25,7 @@ from swarm.cli.up.summary import format_loading, format_plan, format_serving
 from swarm.config import GatewaySettings, Settings, load
 from swarm.errors import ConfigError, ModelError
 from swarm.wire.messages import Json
+from tests.files_of_models import TINY_CONFIG, safetensors
 
 ROOT = Path(__file__).parents[3]
 
@@ -124,7 +126,13 @@ def test_models_are_checked_before_workers_see_them(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelError, match=r"no \*\.safetensors"):
         resolve_model(Settings(model=str(tmp_path)))
-    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "model.safetensors").write_bytes(safetensors("embed.weight"))
+    with pytest.raises(ModelError, match=r"no usable vocab_size"):
+        resolve_model(Settings(model=str(tmp_path)))
+    (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG | {"quantization_config": {"quant_method": "hqq"}}))
+    with pytest.raises(ModelError, match=r"HQQ are not supported; use "):
+        resolve_model(Settings(model=str(tmp_path)))
+    (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG))
     assert resolve_model(Settings(model=str(tmp_path))) == str(tmp_path.resolve())
 
 
@@ -134,7 +142,7 @@ def test_a_hub_name_without_a_hub_is_one_error() -> None:
     process = run_swarm("up", "--model", "somebody/something", HF_HUB_OFFLINE="1")
     assert process.returncode == 1
     (line,) = process.stderr.splitlines()
-    assert line.startswith("swarm: there is no directory somebody/something, ")
+    assert line.startswith("swarm: there is no directory or file somebody/something, ")
     assert "HF_HUB_OFFLINE" in line
 
 

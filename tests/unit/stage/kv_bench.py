@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from swarm.stage import actions as act
 from swarm.stage.events import KvArrived, KvPartTaken, KvTurn, Loaded, OrderArrived, StageTick, StandbyLoaded
-from swarm.stage.kv_sender import WAIT_S
+from swarm.stage.kv_sender import PAUSE_S
 from swarm.wire import tensors
 from swarm.wire.messages import (
     BLOCK,
@@ -68,7 +68,7 @@ class KvPipe:
 
     def turn(self, turn: KvTurn = IDLE) -> list[act.SendKvPart]:
         """Give the sender a turn, after a while; its part is on its way. Returns the part, or nothing."""
-        self.sender.now += WAIT_S
+        self.sender.now += PAUSE_S
         parts = parts_in(self.sender.feed(turn))
         for part in parts:
             self.waiting.append(self.read(part))
@@ -99,7 +99,6 @@ class KvPipe:
 
     def copy_all(self) -> list[act.Action]:
         """Everything that can be sent is sent and arrives, after a while."""
-        self.sender.now += WAIT_S
         while self.turn():
             pass
         return self.deliver()

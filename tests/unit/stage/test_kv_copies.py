@@ -229,6 +229,18 @@ def test_a_stage_takes_no_copies_of_its_own_layers(pipe: KvPipe) -> None:
     assert counted(pipe.receiver, "kv_parts_of_other_layers") == 1
 
 
+def test_what_a_stage_has_computed_is_no_place_for_copies_after_a_fence_either(pipe: KvPipe) -> None:
+    """Its sequences stay for the next plan, which may give it the same layers."""
+    event = first_part(pipe)
+    pipe.receiver.order(Fence(epoch=2))
+    pipe.receive(epoch=2, layers=ALL)
+    data = pipe.receiver.executor.read_kv(1, BEHIND, 0, 32)
+    pipe.receiver.feed(replace(changed(event, layers=BEHIND, epoch=2), data=data))
+    assert counted(pipe.receiver, "kv_parts_of_other_layers") == 1
+    pipe.receiver.feed(changed(event, epoch=2))
+    assert copied(pipe.receiver) == level(32)
+
+
 def test_nothing_is_accepted_without_an_order_for_this_plan(pipe: KvPipe) -> None:
     """Not before an order, not for another plan, not after a fence."""
     event = first_part(pipe)
@@ -382,7 +394,7 @@ def test_a_fork_begins_without_copies(pipe: KvPipe) -> None:
     assert copied(pipe.receiver, 2) == level(64)
     actions = pipe.receiver.step(step, sent.hidden)
     pipe.receiver.compute()
-    assert actions[:3] == [act.ReleaseSequence(2), act.ForkSequence(2, 1, 64, 256), act.DropKv(2, LAYERS)]
+    assert actions[:2] == [act.ReleaseSequence(2), act.ForkSequence(2, 1, 64, 256)]
     assert copied(pipe.receiver, 2) == {}
     pipe.send(held=positions(s1=64))
     pipe.copy_all()

@@ -25,7 +25,7 @@ def knock(bench: Bench, name: str, weights: str = "", activations: str = "", **f
     return answer
 
 
-@pytest.mark.parametrize(("weights", "activations"), [("", ""), (INT4, ""), (INT4, "int8"), ("Q4_K, Q6_K", "")])
+@pytest.mark.parametrize(("weights", "activations"), [("", ""), (INT4, ""), (INT4, "int8"), ("Q4_K, decoder 1", "")])
 def test_workers_that_agree_are_let_in(bench: Bench, weights: str, activations: str) -> None:
     assert isinstance(knock(bench, "w0", weights, activations), Welcome)
     assert isinstance(knock(bench, "w1", weights, activations), Welcome)
@@ -41,6 +41,7 @@ def test_workers_that_agree_are_let_in(bench: Bench, weights: str, activations: 
         (INT4, INT4.replace("32", "128"), "and this worker's int4, head int6, groups of 128, quantizer 1: set"),
         (INT4, INT4.replace("quantizer 1", "quantizer 2"), "for all workers, and install the same version"),
         ("Q4_K, Q6_K", "dense", "weights are Q4_K, Q6_K, and this worker's dense: set worker.weights"),
+        ("Q4_K, decoder 1", "Q4_K, decoder 2", "and this worker's Q4_K, decoder 2: set worker.weights (--weights)"),
     ],
 )
 def test_other_weights_are_refused_with_both_and_the_remedy(bench: Bench, first: str, second: str, words: str) -> None:

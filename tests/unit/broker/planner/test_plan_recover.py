@@ -380,6 +380,19 @@ def test_neighbours_are_weighed_by_speed_and_memory(
     assert (keeps[0], keeps[2]) == ((LayerRange(4, cut),), (LayerRange(cut, 10),))
 
 
+@pytest.mark.parametrize(
+    ("cut_now", "kept_by_both", "cut"),
+    [(7, False, 7), (6, False, 6), (8, False, 8), (5, False, 7), (9, False, 7), (6, True, 7)],
+)
+def test_layers_that_are_kept_already_stay_where_they_are(cut_now: int, kept_by_both: bool, cut: int) -> None:
+    """Unless that is far from what would be best. Where both keep them all, the best cut is as good as any."""
+    before = LayerRange(4, 10) if kept_by_both else LayerRange(4, cut_now)
+    behind = LayerRange(4, 10) if kept_by_both else LayerRange(cut_now, 10)
+    devices = (device("w0", kept=(before,)), device("w1"), device("w2", kept=(behind,)))
+    keeps = kept(PlanningProblem(model(14), devices), line((0, 0, 4), (1, 4, 10), (2, 10, 14)), "neighbours")
+    assert (keeps[0], keeps[2]) == ((LayerRange(4, cut),), (LayerRange(cut, 10),))
+
+
 def test_keys_and_values_keep_their_room() -> None:
     """Standby takes half of what is free at most, and nothing of what is wanted for positions."""
     shares = line((0, 0, 6), (1, 6, 12))

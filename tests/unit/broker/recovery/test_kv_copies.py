@@ -13,6 +13,7 @@ from swarm.broker.planning.rules import PlanRules
 from swarm.broker.recovery.kv_copies import PAUSE_S, STANDS_STILL_S
 from swarm.broker.recovery.rebuild import trust_copied
 from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
+from swarm.broker.state.kv_copies import HeldCopies
 from swarm.wire.digests import prefix_digests
 from swarm.wire.messages import (
     BLOCK,
@@ -275,6 +276,27 @@ def test_copies_go_on_while_layers_are_rebuilt() -> None:
     bench.tick()
     assert not bench.state.rebuilding.is_idle
     assert set(sent(bench.take())) == {("w0.1", "w1.1"), ("w1.1", "w0.1")}
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ([(0, 6, 64)], 64),
+        ([(0, 3, 64), (3, 6, 32)], 32),
+        ([(0, 3, 32), (3, 6, 64)], 32),
+        ([(0, 1, 8), (1, 3, 96), (3, 4, 64), (4, 5, 96), (5, 6, 8)], 64),
+        ([(0, 3, 64), (4, 6, 64)], 0),
+        ([(0, 4, 64)], 0),
+        ([(2, 6, 64)], 0),
+        ([(3, 6, 64), (0, 3, 64)], 0),  # in a wrong order, which no worker sends
+        ([], 0),
+    ],
+)
+def test_all_layers_of_a_route_must_be_held(parts: list[tuple[int, int, int]], expected: int) -> None:
+    held = HeldSequence(1, tuple(RangePosition(LayerRange(first, stop), position) for first, stop, position in parts))
+    copies = HeldCopies.from_report((held,))
+    assert copies.position(1, LayerRange(1, 5)) == expected
+    assert copies.position(2, LayerRange(1, 5)) == 0
 
 
 def test_after_a_change_of_plan_copies_are_ordered_for_it() -> None:

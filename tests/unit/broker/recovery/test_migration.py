@@ -6,11 +6,14 @@ from typing import Literal, TypeVar
 
 import pytest
 
+from swarm.broker.actions import WriteEpoch
+from swarm.broker.journal.records import RequestRecord, SequenceRecord
 from swarm.broker.planner.standby import StandbyPolicy
 from swarm.broker.planning.rules import PlanRules
 from swarm.broker.recovery.migration import DRAIN_S, GRACE_S, MAX_COPY_S, NEAR_POSITIONS, STALLED_S, TAIL_S
 from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
 from swarm.broker.state import PlanPhase, WorkerState
+from swarm.broker.state.journal_snapshot import JournalSnapshot
 from swarm.wire.messages import (
     BLOCK,
     Activate,
@@ -530,3 +533,31 @@ def test_reports_of_an_older_plan_do_not_count() -> None:
     bench.tell("w2", KvHeld(epoch=bench.epoch - 1, incarnation="w2.1", held=held, is_complete=True))
     assert bench.state.plans.phase is PlanPhase.COPYING
     assert bench.state.migration.incomplete == {"w2.1"}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_broker_restarts(moment: Moment) -> None:
+    """Its successor waits for the present holders as well as for the next ones, and goes on with what those hold."""
+    bench = loading()
+    (epoch,) = [action for action in bench.log if isinstance(action, WriteEpoch)]
+    assert set(epoch.workers) == {"w0", "w1", "w2"}
+    if moment == "stopped":
+        stopped(bench)
+    if moment == "copying":
+        copying(bench)
+    sequence = bench.sequence()
+    record = SequenceRecord(sequence.id, 0, sequence.tokens[LONG:])
+    request = RequestRecord(sequence.request.submit, "tenant", 0.0, [record])
+    past = JournalSnapshot(epoch.epoch, epoch.workers, sequence.id + 1, (request,), epoch.manifest)
+    after = Bench(bench.settings, past)
+    for name, layers in (("w2", None), ("w0", FIRST), ("w1", LAST)):
+        assert after.state.plans.current is None
+        held = (
+            () if layers is None else (holds(sequence.id, sequence.kv, layers, tuple(sequence.tokens), sequence.limit),)
+        )
+        worker = after.add(name, bits="alike", kv_endpoint=f"tcp://{name}-kv")
+        after.tell(name, worker.hello(epoch=epoch.epoch, held_layers=layers, held=held))
+    after.tick()
+    assert ranges(after) == {"w0": FIRST, "w1": LAST}
+    assert [(r.start, r.count) for r in after.pipe[0].rows] == [(sequence.kv, 1)]
+    assert_ends(after)

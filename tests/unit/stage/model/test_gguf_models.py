@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import gguf
 import pytest
 
 from swarm.errors import ModelError
-from swarm.stage.model.checkpoint import Checkpoint, locate_model
+from swarm.stage.model.checkpoint import Checkpoint
 from swarm.stage.model.gguf_folder import derived_folders
 from swarm.stage.model.gguf_names import NAMES
+from swarm.stage.model.location import locate_model
 from swarm.stage.quantization.formats import Codes, Minima, Scales
 from tests.gguf_headers import VOCABULARY, llama_tensors, write_file
 
@@ -73,6 +75,25 @@ def test_a_folder_with_one_model_stands_for_its_file(tmp_path: Path) -> None:
     assert locate_model(str(tmp_path)).gguf is None
 
 
+def test_projectors_and_statistics_beside_a_model_do_not_count(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "model.gguf")
+    for name in ("mmproj-model-f16.gguf", "model.imatrix.gguf"):
+        (tmp_path / name).touch()
+    assert locate_model(str(tmp_path)).name == str(path)
+
+
+def test_a_misspelt_file_is_not_looked_up_on_a_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its form it could be a repository's name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "sub").mkdir(parents=True)
+    for model in ("models/foo.gguf", "models/sub/foo.gguf"):
+        with pytest.raises(ModelError, match=rf"{Path(model).parent} has no foo\.gguf; it has no GGUF file"):
+            locate_model(model)
+    write_file(tmp_path / "models" / "Foo.gguf")
+    with pytest.raises(ModelError, match=r"models has no foo\.gguf; it has Foo\.gguf"):
+        locate_model("models/foo.gguf")
+
+
 def test_copies_of_a_file_have_the_same_derived_files(tmp_path: Path) -> None:
     one, other = (tmp_path / name for name in ("one", "other"))
     for folder in (one, other):
@@ -87,6 +108,32 @@ def test_copies_of_a_file_have_the_same_derived_files(tmp_path: Path) -> None:
 def test_another_header_has_another_folder(tmp_path: Path) -> None:
     folders = {open_model(write_file(tmp_path / f"{eps}.gguf", layer_norm_rms_eps=eps)).folder for eps in (1e-5, 1e-6)}
     assert len(folders) == 2
+
+
+@pytest.mark.parametrize("lost", ["config.json", "derived.json", "tokenizer.json"])
+@pytest.mark.parametrize("how", ["removed", "emptied"])
+def test_an_incomplete_derived_folder_is_replaced(tmp_path: Path, lost: str, how: str) -> None:
+    """As after a cleaner of temporary files, or a power cut."""
+
+    def words(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list([f"{letter}" for letter in "abcdefghijkl"])
+        writer.add_token_scores([0.0] * VOCABULARY)
+
+    path = write_file(tmp_path / "tiny.gguf", change=words)
+    folder = open_model(path).folder
+    contents = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert contents.keys() == {"config.json", "derived.json", "tokenizer.json", "tokenizer_config.json"}
+    stamp = (folder / "config.json").stat().st_ino
+    assert open_model(path).folder == folder
+    assert (folder / "config.json").stat().st_ino == stamp
+    (folder / lost).unlink() if how == "removed" else (folder / lost).write_bytes(b"")
+    leftover = folder.parent / "partial-old"
+    leftover.mkdir()
+    os.utime(leftover, (1, 1))
+    assert open_model(path).folder == folder
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == contents
+    assert [entry.name for entry in folder.parent.iterdir()] == [folder.name]
 
 
 def test_numbers_are_the_decimal_ones_of_the_original(tmp_path: Path) -> None:
@@ -125,11 +172,25 @@ def test_an_unsupported_type_is_refused_by_name_with_a_remedy(tmp_path: Path, ki
         open_model(path)
 
 
+@pytest.mark.parametrize("name", ["blk.0.attn_norm.weight", "output_norm.weight"])
+def test_a_quantized_tensor_that_is_no_matrix_is_one_error(tmp_path: Path, name: str) -> None:
+    import numpy as np
+
+    def change(writer: gguf.GGUFWriter) -> None:
+        writer.add_tensor(name, np.zeros(34, np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+
+    tensors = {other: shape for other, shape in llama_tensors().items() if other != name}
+    with pytest.raises(ModelError, match=r"tiny\.gguf stores model\..* of shape \[32\] as Q8_0.*download it again"):
+        open_model(write_file(tmp_path / "tiny.gguf", tensors, change=change))
+
+
 @pytest.mark.parametrize(
     ("settings", "change", "why"),
     [
         ({"block_count": None}, None, r"has no llama\.block_count"),
         ({"block_count": 0}, None, r"unusable value \(0\) of llama\.block_count"),
+        ({"block_count": 4097}, None, r"unusable value \(4097\) of llama\.block_count"),
+        ({"block_count": (1 << 31) - 1}, None, r"unusable value \(2147483647\) of llama\.block_count"),
         ({"block_count": 1}, None, r"has the tensor blk\.1\."),
         ({"rope_dimension_count": 2}, None, r"rope\.dimension_count = 2 is not supported"),
         ({"value_length": 2}, None, r"value_length = 2 is not supported"),

@@ -13,7 +13,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from swarm.client.text.tokenizer import TextModel
 from swarm.errors import ModelError
-from swarm.stage.model.checkpoint import Checkpoint, locate_model
+from swarm.stage.model.checkpoint import Checkpoint
+from swarm.stage.model.location import locate_model
 from tests.gguf_headers import llama_tensors, write_file
 
 LLAMA3 = (
@@ -208,3 +209,16 @@ def test_an_unknown_way_to_split_text_is_refused(tmp_path: Path) -> None:
 def test_a_file_without_a_vocabulary_serves_token_ids(tmp_path: Path) -> None:
     checkpoint = open_file(tmp_path, 12, lambda writer: writer.add_tokenizer_model("no_vocab"))
     assert checkpoint.assets == ()
+
+
+def test_a_token_of_absurd_length_is_refused(tmp_path: Path) -> None:
+    """The search for its merges would take time and memory that grow with the square of its length."""
+
+    def words(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list([*"abcdefghijk", "a" * (1 << 20)])
+        writer.add_token_scores([0.0] * 12)
+
+    path = write_file(tmp_path / "tiny.gguf", change=words)
+    with pytest.raises(ModelError, match=r"tiny\.gguf has a token of 1048576 letters; download it again"):
+        locate_model(str(path))

@@ -65,6 +65,25 @@ def test_a_file_of_another_size_is_not_this_matrix(files: PackedFiles) -> None:
     assert read(files, num_bytes=len(NUMBERS) + 1) is None
 
 
+@pytest.mark.parametrize("error", [PermissionError(1, "not the owner"), OSError(30, "read-only file system")])
+def test_a_file_whose_use_can_t_be_noted_is_mapped(
+    files: PackedFiles, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    """Another user's, or one on a read-only disk: it may be removed sooner, and has the same numbers."""
+    files.write("a", memoryview(NUMBERS))
+
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(packed_files.os, "utime", refuse)
+    assert read(files) == NUMBERS
+
+
+def test_other_users_may_read_the_files(files: PackedFiles, tmp_path: Path) -> None:
+    files.write("a", memoryview(NUMBERS))
+    assert (tmp_path / "packed" / "a").stat().st_mode & 0o777 == 0o644
+
+
 def test_a_mapping_outlives_its_file(files: PackedFiles, tmp_path: Path) -> None:
     """Another process may remove the file to make space."""
     files.write("a", memoryview(NUMBERS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from swarm.broker.planner.problem import ModelSizes
 from swarm.errors import ModelError
 from swarm.stage.model.checkpoint import Checkpoint
 from swarm.stage.quantization.at_load import PLAIN, QUANTIZER, TRANSPOSED, Quantization, own_format
+from swarm.stage.quantization.version import DECODERS
 from swarm.wire.messages import LayerRange
 from tests.files_of_models import TINY_CONFIG, as_file
 
@@ -31,13 +32,16 @@ TABLES = {"model.embed_tokens.weight": (WORDS, HIDDEN), "lm_head.weight": (WORDS
 MATRICES = {"model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.gate_proj.weight"}
 
 
-def write_model(folder: Path, tensors: Mapping[str, tuple[int, ...]], **config: object) -> Path:
-    """A folder with these tensors in bfloat16, all zeros."""
+def write_model(
+    folder: Path, tensors: Mapping[str, tuple[int, ...]], floats8: Collection[str] = (), **config: object
+) -> Path:
+    """A folder with these tensors, all zeros: in bfloat16, and some in FP8."""
     header: dict[str, object] = {}
     at = 0
     for name, shape in tensors.items():
-        stop = at + 2 * math.prod(shape)
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, stop]}
+        dtype = "F8_E4M3" if name in floats8 else "BF16"
+        stop = at + (1 if name in floats8 else 2) * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, stop]}
         at = stop
     (folder / "model.safetensors").write_bytes(as_file(header, at))
     sizes = {"num_hidden_layers": 1, "vocab_size": WORDS, "hidden_size": HIDDEN, "model_type": "llama"}
@@ -129,11 +133,47 @@ def test_gate_and_up_of_unlike_formats_count_dense(tmp_path: Path) -> None:
     assert checkpoint.manifest("bfloat16").layer_bytes[0] == packed + both * (2 - 4.5 / 8)
 
 
+EXPERTS = {
+    f"model.layers.0.mlp.experts.{expert}.{part}_proj.weight": (128, HIDDEN)
+    for expert in range(3)
+    for part in ("gate", "up", "down")
+}
+
+
+@pytest.mark.parametrize("reason", ["another format", "a plain one", "orders of inputs"])
+@pytest.mark.parametrize(("part", "num_unpacked"), [("up", 6), ("down", 3)])
+def test_experts_that_do_not_stay_quantized_count_dense(
+    tmp_path: Path, reason: str, part: str, num_unpacked: int
+) -> None:
+    """Gate and up of all experts of a layer are one tensor of the model, and their down projections are another."""
+    checkpoint = Checkpoint(write_model(tmp_path, LAYER | EXPERTS | TABLES), quantization=Quantization("int4"))
+    packed = checkpoint.manifest("bfloat16").layer_bytes[0]
+    weight = checkpoint.quantized[f"model.layers.0.mlp.experts.1.{part}_proj.weight"]
+    if reason == "a plain one":
+        del checkpoint.quantized[weight.name]
+        checkpoint.tensors[weight.name] = weight.parts["weight"]
+    else:
+        other = {"format": own_format("int8", 32)} if reason == "another format" else {"is_reordered": True}
+        checkpoint.quantized[weight.name] = replace(weight, **other)
+    unpacked = checkpoint.manifest("bfloat16").layer_bytes[0]
+    assert unpacked == packed + num_unpacked * 128 * HIDDEN * (2 - 4.5 / 8)
+
+
 def test_the_ends_have_settings_of_their_own(tmp_path: Path) -> None:
     checkpoint = opened(tmp_path, Quantization("int4", embedding="dense", head="int8"))
     assert widths(checkpoint) == dict.fromkeys(MATRICES, "int4") | {"lm_head.weight": "int8"}
     only_head = opened(tmp_path, Quantization(head="int8"))
     assert widths(only_head) == {"lm_head.weight": "int8"}
+
+
+def test_tables_beside_a_quantized_head_have_their_own_settings(tmp_path: Path) -> None:
+    """A head that is quantized in the files is one all the same: the embedding is not tied to it."""
+    tensors = LAYER | TABLES | {"lm_head.weight_scale": (1,)}
+    folder = write_model(tmp_path, tensors, ["lm_head.weight"], quantization_config={"quant_method": "fp8"})
+    assert widths(Checkpoint(folder)) == {"lm_head.weight": "FP8"}
+    embedding = Checkpoint(folder, quantization=Quantization(embedding="int8"))
+    assert widths(embedding) == {"lm_head.weight": "FP8", "model.embed_tokens.weight": "int8"}
+    assert widths(Checkpoint(folder, quantization=Quantization(head="int8"))) == {"lm_head.weight": "FP8"}
 
 
 def test_sizes_are_those_of_the_packed_matrices(tmp_path: Path) -> None:
@@ -146,15 +186,6 @@ def test_sizes_are_those_of_the_packed_matrices(tmp_path: Path) -> None:
         assert manifest.head_bytes == WORDS * HIDDEN * (bits + 2) / 8
     manifest = opened(tmp_path, Quantization("int8")).manifest("bfloat16")
     assert (manifest.embed_bytes, manifest.head_bytes) == (WORDS * HIDDEN * 8.5 / 8,) * 2
-
-
-def test_a_share_of_int4_takes_less_than_a_third_of_bfloat16() -> None:
-    """The shape of a model of 1.1 B, in two halves."""
-    hidden, inner, words = 2048, 5632, 32000
-    layer = 11 * (2 * hidden * hidden + 2 * 256 * hidden + 3 * hidden * inner)
-    for end in ("int4", "int6"):
-        packed = layer * 4.5 / 8 + words * hidden * {"int4": 4.5, "int6": 6.5}[end] / 8
-        assert packed <= 0.30 * 2 * (layer + words * hidden)
 
 
 def test_experts_are_quantized_along_their_inputs(tmp_path: Path) -> None:
@@ -194,13 +225,25 @@ def test_the_manifest_describes_all_that_changes_numbers(tmp_path: Path) -> None
     )
     assert describe(Quantization(head="int8")) == f"head int8, groups of 32, quantizer {QUANTIZER}"
     stored = opened(tmp_path, Quantization("int8")).quantized.values()
-    assert Quantization().describe(stored, ()) == "int8"
-    assert Quantization("dense").describe(stored, ()) == "dense"
+    assert Quantization().describe(stored, ()) == f"int8, decoder {DECODERS}"
+    assert Quantization("dense").describe(stored, ()) == f"dense, decoder {DECODERS}"
 
 
 def test_the_manifest_has_the_activations(tmp_path: Path) -> None:
-    assert opened(tmp_path, Quantization()).manifest("bfloat16").activations == ""
-    assert opened(tmp_path, Quantization(activations="int8")).manifest("bfloat16").activations == "int8"
+    """Only where some are rounded: a plain or unpacked model computes the same with both settings."""
+
+    def activations(quantization: Quantization) -> str:
+        return opened(tmp_path, quantization).manifest("bfloat16").activations
+
+    assert activations(Quantization("int4")) == ""
+    assert activations(Quantization("int4", activations="int8")) == "int8"
+    assert activations(Quantization(head="int8", activations="int8")) == "int8"
+    assert activations(Quantization(activations="int8")) == ""
+    tensors = LAYER | TABLES | {"lm_head.weight_scale": (1,)}
+    folder = write_model(tmp_path, tensors, ["lm_head.weight"], quantization_config={"quant_method": "fp8"})
+    for weights in ("auto", "dense"):
+        checkpoint = Checkpoint(folder, quantization=Quantization(weights, activations="int8"))
+        assert checkpoint.manifest("bfloat16").activations == ""
 
 
 def test_files_are_the_same_whatever_is_quantized(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationScheme
 
 from swarm.errors import ModelError
+from swarm.stage.quantization.contents import check_contents
 from swarm.stage.quantization.decoding import read_stored
 from swarm.stage.quantization.search import find_quantized
 from tests.quantized_files import Tensors, decode, find, group_index, header, pack_words, random_codes
@@ -223,3 +224,50 @@ def test_a_shape_that_contradicts_the_codes_is_one_error(tmp_path: Path) -> None
     tensors["m.weight_shape"] = torch.tensor([48, 511])
     with pytest.raises(ModelError, match=r"m\.weight_shape = \(48, 511\)"):
         decode(tmp_path / "m", settings_of(INT4), tensors)
+
+
+def test_packed_floats_fill_whole_blocks(tmp_path: Path) -> None:
+    tensors = {
+        "m.weight_packed": torch.zeros(8, 24, dtype=torch.uint8),
+        "m.weight_scale": torch.zeros(8, 2, dtype=torch.uint8),
+    }
+    with pytest.raises(ModelError, match="48 inputs, but MXFP4 has blocks of 32"):
+        find(tmp_path / "m", settings_of(MXFP4, "mxfp4-pack-quantized"), tensors)
+
+
+@pytest.mark.parametrize("layout", ["packed", "plain"])
+@pytest.mark.parametrize("zero", [0, 1])
+def test_zero_points_of_a_symmetric_matrix_are_compared(tmp_path: Path, layout: str, zero: int) -> None:
+    """Some versions store them, all in the middle. Others contradict the configuration."""
+    weights = (INT4 if layout == "packed" else INT8) | {"group_size": 128, "strategy": "group"}
+    tensors, expected = compress("pack-quantized" if layout == "packed" else "int-quantized", weights)
+    zeros = torch.zeros(48, 4, dtype=torch.int8)
+    zeros[40, 1] = zero
+    packed = pack_words(zeros.T + 8, 4).T if layout == "packed" else zeros
+    for path, stored in (("unpacked", zeros), ("packed", packed)):
+        changed = tensors | {"m.weight_zero_point": stored}
+        found = find(tmp_path / path, settings_of(weights), changed)
+        if zero:
+            with pytest.raises(ModelError, match=r"zero points in m\.weight_zero_point, .* symmetric = true"):
+                check_contents(found.values())
+            with pytest.raises(ModelError, match=r"symmetric = true"):
+                read_stored(found["m.weight"])
+        else:
+            check_contents(found.values())
+            assert torch.equal(read_stored(found["m.weight"]).dequantize(torch.float32), expected)
+
+
+def test_contradictions_are_found_before_codes_are_read(tmp_path: Path) -> None:
+    """Only the small parts are read. A part that is not on this machine is checked when it is."""
+    tensors, _ = ordered_module(torch.Generator().manual_seed(1))
+    settings = settings_of(INT4 | {"actorder": "group"})
+    check_contents(find(tmp_path / "right", settings, tensors).values())
+    for name, changed, why in (
+        ("m.weight_shape", torch.tensor([24, 255]), r"= \(24, 255\).* whole words"),
+        ("m.weight_g_idx", torch.zeros(256, dtype=torch.int32), "use files without desc_act"),
+    ):
+        found = find(tmp_path / name, settings, tensors | {name: changed})
+        with pytest.raises(ModelError, match=why):
+            check_contents(found.values())
+        (tmp_path / name).unlink()
+        check_contents(found.values())

@@ -12,6 +12,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from swarm.errors import ModelError
+from swarm.stage.quantization.contents import check_contents
 from swarm.stage.quantization.decoding import open_stored, read_stored
 from swarm.stage.quantization.formats import Minima, Scales
 from swarm.stage.quantization.search import find_quantized
@@ -70,13 +71,16 @@ def test_both_versions_store_other_zero_points(tmp_path: Path, bits: int, versio
         other = "gptq_v2" if version == 1 else "gptq"
         with pytest.raises(ModelError, match="declares sym = true"):
             decode(tmp_path / "m", settings_of(bits=bits, checkpoint_format=other), tensors)
+        with pytest.raises(ModelError, match="declares sym = true"):
+            check_contents(find(tmp_path / "m", settings_of(bits=bits, checkpoint_format=other), tensors).values())
+        check_contents(find(tmp_path / "m", settings_of(bits=bits, checkpoint_format=layout), tensors).values())
 
 
 @examples(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     outputs=st.integers(1, 40),
     inputs=st.integers(1, 400),
-    group=st.sampled_from([16, 32, 64, 128, 256, -1]),
+    group=st.sampled_from([16, 32, 48, 64, 96, 128, 160, 192, 256, 1 << 20, (1 << 31) - 1, -1]),
     bits=st.sampled_from([4, 8]),
     ordered=st.booleans(),
 )
@@ -86,6 +90,16 @@ def test_odd_sizes(tmp_path: Path, *, outputs: int, inputs: int, group: int, bit
     matrix = decode(tmp_path / "m", settings_of(group, bits=bits, sym=False), tensors)
     assert matrix.codes.shape == (outputs, inputs)
     assert matrix.scales.shape == (outputs, -(-inputs // matrix.format.group))
+    assert torch.equal(matrix.dequantize(torch.float16), weights)
+
+
+@pytest.mark.parametrize(("inputs", "group"), [(160, 160), (160, 192), (160, (1 << 31) - 1), (300, 400), (129, 144)])
+def test_one_group_of_all_inputs_is_every_group_of_the_kernels(tmp_path: Path, inputs: int, group: int) -> None:
+    """A group that is at least as large as the inputs, and no multiple of 128."""
+    tensors, weights = make(8, inputs, group, sym=False)
+    matrix = decode(tmp_path / "m", settings_of(group, sym=False), tensors)
+    assert matrix.minima is not None
+    assert matrix.scales.shape == matrix.minima.shape == (8, -(-inputs // 128))
     assert torch.equal(matrix.dequantize(torch.float16), weights)
 
 
@@ -148,6 +162,7 @@ def test_a_module_that_was_not_converted_stays_plain(tmp_path: Path) -> None:
         ({"bits": True}, "bits = True instead of an integer"),
         ({"sym": "yes"}, "sym = 'yes' instead of true or false"),
         ({"group_size": 0}, "group_size = 0"),
+        ({"group_size": 1 << 31}, "group_size = 2147483648"),
         ({"group_size": 24}, "groups of 24 inputs"),
         ({"checkpoint_format": "marlin"}, "layout 'marlin'"),
         ({"checkpoint_format": 4}, "checkpoint_format = 4 instead of a text"),

@@ -21,7 +21,7 @@ from swarm.stage.quantization.blocks import decode_exponents
 from swarm.stage.quantization.decoding import read_stored
 from swarm.stage.quantization.formats import Scales
 from swarm.stage.quantization.search import find_quantized, read_quantization
-from tests.files_of_models import TINY_CONFIG, safetensors
+from tests.files_of_models import TINY_CONFIG, as_file, safetensors
 from tests.quantized_files import Tensors, awq_tensors, decode, find, header, mxfp4_tensors, random_codes
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
@@ -161,6 +161,7 @@ def test_mxfp4_as_transformers_reads_it(tmp_path: Path) -> None:
         ("experts.down_proj_blocks", torch.zeros(3, 20, 8, 8, dtype=torch.uint8)),
         ("experts.down_proj_blocks", torch.zeros(3, 20, dtype=torch.uint8)),
         ("experts.up_proj_blocks", torch.zeros(3, 20, 4, 16, dtype=torch.uint8)),
+        ("experts.down_proj_blocks", torch.zeros(3, 20, 56, dtype=torch.uint8)),
     ],
 )
 def test_contradictory_mxfp4_is_one_error(tmp_path: Path, name: str, changed: torch.Tensor) -> None:
@@ -194,6 +195,22 @@ def test_formats_that_are_not_supported_are_refused_by_name(tmp_path: Path, sett
     with pytest.raises(ModelError) as error:
         Checkpoint(tmp_path)
     assert name in str(error.value)
+
+
+@pytest.mark.parametrize(("dtype", "num_bytes"), [("F4", 8), ("F6_E2M3", 12), ("F8_E5M2", 16), ("F2_NEW", 4)])
+def test_numbers_of_other_widths_are_refused_by_name(tmp_path: Path, dtype: str, num_bytes: int) -> None:
+    entries = {
+        f"model.layers.{layer}.q.weight": {
+            "dtype": dtype,
+            "shape": [4, 4],
+            "data_offsets": [layer * num_bytes, (layer + 1) * num_bytes],
+        }
+        for layer in range(2)
+    }
+    (tmp_path / "model.safetensors").write_bytes(as_file(entries, 2 * num_bytes))
+    (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG))
+    with pytest.raises(ModelError, match=rf"as {dtype}, which is not supported; use the original files"):
+        Checkpoint(tmp_path)
 
 
 def test_settings_may_have_other_places(tmp_path: Path) -> None:

@@ -1,0 +1,93 @@
+"""Deaths with and without copies of keys and values, for each type of weights: the same answers to the last bit."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm.wire.messages import PlanCommand
+from tests.faults.bench import MODE_VARIABLE, Answers, Bench, Swarm, long, undisturbed
+from tests.faults.zygote import Zygote
+
+WARM = 60  # tokens that are drawn before the first death
+USED = "kv_copies_used_positions"
+
+
+@pytest.fixture(
+    scope="module",
+    params=["bfloat16 int4", *long("float32 full", "bfloat16 full")],
+)
+def weights(request: pytest.FixtureRequest) -> dict[str, str]:
+    dtype, weights = request.param.split()
+    quantized = {} if weights == "full" else {"SWARM_WORKER__WEIGHTS": weights}
+    return {"SWARM_WORKER__DTYPE": dtype} | quantized
+
+
+@pytest.fixture(scope="module", params=["neighbours", "none"], ids=["copies", "no copies"])
+def policy(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def options(weights: dict[str, str], policy: str) -> dict[str, str]:
+    return weights | {"SWARM_PLAN__STANDBY": "all", "SWARM_PLAN__STANDBY_KV": policy}
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path, zygote: Zygote, weights: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """Answers of three workers with these weights and without copies, when nothing happens to them."""
+    alone = weights | {MODE_VARIABLE: "batch", "SWARM_PLAN__STANDBY_KV": "none"}
+    with Swarm(model, tmp_path_factory.mktemp("undisturbed"), zygote, alone) as swarm:
+        swarm.start(3)
+        return asyncio.run(undisturbed(swarm))
+
+
+async def until_copied(bench: Bench, policy: str, source: str) -> list[str]:
+    """Wait until all layers of this worker have copies of running sequences. Return their holders."""
+    if policy == "none":
+        return []
+
+    def routes(plan: dict[str, Any]) -> list[dict[str, Any]]:
+        return [route for route in plan.get("copies", ()) if route["source"] == source]
+
+    def are_held(plan: dict[str, Any]) -> bool:
+        return bool(routes(plan)) and all(route["positions"] for route in routes(plan))
+
+    plan = await bench.swarm.until(bench.client, "plan", are_held)
+    return [str(route["holder"]) for route in routes(plan)]
+
+
+@pytest.mark.parametrize("place", [0, 1, -1], ids=["first", "middle", "last"])
+async def test_a_stage_is_killed(bench: Bench, policy: str, place: int) -> None:
+    """With copies, layers are taken over with keys and values that another worker has computed."""
+    before = await bench.figures()
+    async with bench.under_load(warm=WARM):
+        name = (await bench.order())[place]
+        await until_copied(bench, policy, name)
+        bench.swarm.kill(name)
+    after = await bench.figures()
+    assert after["workers_lost"] == before.get("workers_lost", 0) + 1
+    assert (after.get(USED, 0) > before.get(USED, 0)) == (policy != "none")
+
+
+async def test_a_worker_and_the_holder_of_its_copies_are_killed(bench: Bench, policy: str) -> None:
+    """What neither of them has left is computed again."""
+    async with bench.under_load(warm=WARM):
+        names = await bench.order()
+        holders = await until_copied(bench, policy, names[1])
+        bench.swarm.kill(names[1])
+        bench.swarm.kill(holders[0] if holders else names[2])
+
+
+@pytest.mark.parametrize("place", [1, 0], ids=["the drained one", "another one"])
+async def test_a_stage_is_killed_while_layers_move(bench: Bench, policy: str, place: int) -> None:
+    """The worker whose layers are being copied dies, or one that is to have them."""
+    async with bench.under_load(warm=WARM):
+        names = await bench.order()
+        await until_copied(bench, policy, names[1])
+        await bench.client.steer(PlanCommand(verb="drain", worker=names[1]))
+        bench.swarm.kill(names[place])
+    await bench.client.steer(PlanCommand(verb="uncordon", worker=names[1]))
