@@ -139,7 +139,7 @@ async def kill_once(side: str, parts: Parts, case: Case, run: Run) -> Kill:
     )
     entry, sent_at = killed["entry"], killed["sent_at"]
     times = [stream.times for stream in killed["streams"]]
-    gaps = longest_gaps(times, sent_at, entry["replayed_at"] or entry["resumed_all_at"])
+    gaps = longest_gaps(times, entry["activated_at"], entry["replayed_at"] or entry["resumed_all_at"])
     longest_s = stall_of(killed["streams"], sent_at, entry["resumed_all_at"])
     return Kill(
         stall_s=longest_s - usual_gap(run.calm),

@@ -98,23 +98,23 @@ def slope(points: Iterable[tuple[int, float]]) -> float | None:
 class Gaps:
     """Longest gaps of all answers around a loss, in seconds.
 
-    ``rebuilt``: from the last token before the loss to the first one after it. ``resumed``: between two later tokens
-    while layers of other sequences were still being rebuilt; 0 if there was none.
+    ``rebuilt``: those during which the next plan was activated. ``resumed``: later ones that began while layers of
+    other sequences were still being rebuilt; 0 if there was none.
     """
 
     rebuilt: float
     resumed: float
 
 
-def longest_gaps(times: Iterable[Sequence[float]], lost_at: float, rebuilt_at: float) -> Gaps:
+def longest_gaps(times: Iterable[Sequence[float]], activated_at: float, rebuilt_at: float) -> Gaps:
     """Split the gaps of answers, each given by the times of its tokens. ``rebuilt_at``: when all layers were complete
     again."""
     rebuilt = resumed = 0.0
     for answer in times:
         for sooner, later in pairwise(answer):
-            if sooner <= lost_at < later:
+            if sooner <= activated_at < later:
                 rebuilt = max(rebuilt, later - sooner)
-            elif lost_at < sooner < rebuilt_at:
+            elif activated_at < sooner < rebuilt_at:
                 resumed = max(resumed, later - sooner)
     return Gaps(rebuilt, resumed)
 

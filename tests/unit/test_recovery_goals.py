@@ -39,7 +39,7 @@ def test_the_goals_are_those_of_the_issue() -> None:
 
 
 def test_gaps_of_rebuilt_and_resumed_sequences_are_told_apart() -> None:
-    """The loss is at 1.0, and the last layer is complete at 3.0."""
+    """The next plan is active at 1.0, and the last layer is complete at 3.0."""
     early = [0.0, 0.9, 1.5, 1.9, 2.9, 3.5, 9.0]  # resumed at 1.5, waits 1.0 for others; what is later doesn't count
     late = [0.0, 0.8, 3.1, 3.2]
     assert goals.longest_gaps([early, late], 1.0, 3.0) == goals.Gaps(pytest.approx(2.3), pytest.approx(1.0))

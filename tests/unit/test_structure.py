@@ -284,9 +284,6 @@ OWNERS = {
     "Rebuilding": {
         "began_at": "recovery",
         "chunk_positions": "recovery",
-        "completed_before": "recovery",
-        "cost": "recovery",
-        "cost_done": "recovery",
         "ordered_at": "recovery",
         "queue": "recovery",
         "reports": "recovery",

@@ -33,21 +33,25 @@ def step_pause_s(step_s: float, num_complete: int, num_waiting: int, wait_s: flo
     return min(MAX_PAUSE_S, sqrt(step_s * (step_s + weight * max(0.0, wait_s))))
 
 
-def resumes_at_once(pause_s: float, step_s: float, num_waiting: int) -> bool:
-    """Whether a sequence that has just become complete gets its first token without a pause.
+def resumes_at_once(num_resuming: int, delay_s: float, step_s: float, num_waiting: int) -> bool:
+    """Whether sequences that have become complete since the last step get their first tokens without a pause.
 
-    It has waited longest. A step now saves it the pause, and costs each waiting sequence a step's time.
+    They have waited about as long as the others. A step now saves each of them ``delay_s``, the time until the next
+    occasion, and costs each of the others a step.
     """
-    return pause_s > num_waiting * step_s
+    return num_resuming * delay_s >= num_waiting * step_s
 
 
 def predict_steps_s(step_s: float, num_sequences: int, beside_s: float, wait_s: float) -> float:
     """Predict the time of the steps that run while the replays of all sequences but the first, which take ``beside_s``
     by themselves, are computed. ``wait_s``: see ``step_pause_s``."""
-    total_s = 0.0
+    total_s, num_resuming = 0.0, 0
     for num_complete in range(1, num_sequences):
-        num_waiting = num_sequences - num_complete
+        num_waiting, next_s = num_sequences - num_complete, beside_s / (num_sequences - 1)
         pause_s = step_pause_s(step_s, num_complete, num_waiting, wait_s)
-        regular_s = beside_s / (num_sequences - 1) * step_s / pause_s if pause_s > 0 else 0.0
-        total_s += max(regular_s, step_s) if resumes_at_once(pause_s, step_s, num_waiting) else regular_s
+        steps_s = next_s * step_s / pause_s if pause_s > 0 else 0.0
+        num_resuming += 1
+        if resumes_at_once(num_resuming, min(pause_s, next_s), step_s, num_waiting):
+            steps_s, num_resuming = max(step_s, steps_s), 0
+        total_s += steps_s
     return total_s

@@ -177,7 +177,7 @@ class Rebuilder:
         self.rebuilding.reports.clear()
         self.rebuilding.queue.extend(waiting)
         self.rebuilding.began_at = now
-        self.rebuilding.cost = sum(run.cost for sequence in waiting for run in sequence.rebuilds)
+        self.rebuilding.begin_work(sum(run.cost for sequence in waiting for run in sequence.rebuilds))
         if waiting:
             self._log_start(waiting)
         self._start_next(now)
@@ -209,7 +209,7 @@ class Rebuilder:
         self.state.count("replayed_positions", num_positions)
         self.state.count("replayed_layer_positions", num_positions * len(run.through))
         self.state.count("lost_layer_positions", num_positions * run.num_lost)
-        self.rebuilding.cost_done += num_positions * len(run.through)
+        self.rebuilding.record_work(num_positions * len(run.through))
         run.done = run.ordered
         self.rebuilding.in_progress.remove(sequence)
         if run.done >= run.stop:
@@ -217,7 +217,7 @@ class Rebuilder:
         if sequence.rebuilds:
             self.rebuilding.queue.append(sequence)
             return
-        self.rebuilding.completed_before = self.state.next_step
+        self.rebuilding.record_complete(self.state.next_step)
         self.state.running.refresh(sequence)
         self.state.count("sequences_rebuilt")
         self.out.note(
@@ -310,13 +310,13 @@ class Rebuilder:
         plan, rebuilding = self.state.plans.current, self.rebuilding
         assert plan is not None
         rebuilding.ordered_at = now
-        number = rebuilding.next_group()
+        group_number = rebuilding.next_group()
         rebuilding.in_progress.extend(group)
-        self._speeds.on_ordered(number, now)
+        self._speeds.on_ordered(group_number, now)
         ranges: list[SequenceRange] = []
         for sequence in group:
             run = sequence.rebuilds[0]
-            run.group, run.ordered = number, min(run.stop, run.done + rebuilding.chunk_positions)
+            run.group, run.ordered = group_number, min(run.stop, run.done + rebuilding.chunk_positions)
             ranges.append(SequenceRange(sequence.id, run.done, run.ordered))
         first, source, through = ranges[0], group[0].rebuilds[0].source, group[0].rebuilds[0].through
         alone = plan.shares_cores  # run the replay alone, since there are few steps meanwhile

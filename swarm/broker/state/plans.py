@@ -290,6 +290,7 @@ class Rebuilding:
     cost: int = 0  # layers times positions of all replays since ``began_at``
     cost_done: int = 0  # the part of it that is computed
     completed_before: int = 0  # number of the next step when a sequence last became complete
+    num_resuming: int = 0  # sequences that became complete before that step
 
     @property
     def is_idle(self) -> bool:
@@ -301,12 +302,33 @@ class Rebuilding:
         """Number of sequences that are not complete yet."""
         return len(self.queue) + len(self.in_progress)
 
+    def begin_work(self, cost: int) -> None:
+        """Note the layers times positions of all replays."""
+        self.cost, self.cost_done = cost, 0
+
+    def record_work(self, layer_positions: int) -> None:
+        """Add a finished chunk."""
+        self.cost_done += layer_positions
+
+    def next_group(self) -> int:
+        """Return the number of the next replay step."""
+        self.num_groups += 1
+        return self.num_groups
+
+    def record_complete(self, next_step: int) -> None:
+        """Note that a sequence has become complete. ``next_step``: number of the next step."""
+        self.num_resuming = self.num_resuming + 1 if self.completed_before == next_step else 1
+        self.completed_before = next_step
+
+    def expected_rest_s(self, now: float) -> float:
+        """Return the expected time until all sequences are complete, at the speed so far."""
+        left = max(0, self.cost - self.cost_done)
+        return max(0.0, now - self.began_at) * left / self.cost_done if self.cost_done else 0.0
+
     def expected_wait_s(self, now: float) -> float:
         """Return the time from the beginning until a waiting sequence is complete, on average over them: they become
-        complete one after the other, and the rest of the work takes as long as the computed part did."""
-        elapsed_s = max(0.0, now - self.began_at)
-        left = max(0, self.cost - self.cost_done)
-        return elapsed_s * (1 + left / self.cost_done / 2) if self.cost_done else elapsed_s
+        complete one after the other."""
+        return max(0.0, now - self.began_at) + self.expected_rest_s(now) / 2
 
     def next_group(self) -> int:
         """Return the number of the next step with replays."""
@@ -320,7 +342,7 @@ class Rebuilding:
             sequence.cancel_rebuilds()
         self.queue.clear()
         self.in_progress.clear()
-        self.cost = self.cost_done = self.completed_before = 0
+        self.cost = self.cost_done = self.completed_before = self.num_resuming = 0
 
 
 @dataclass(slots=True)

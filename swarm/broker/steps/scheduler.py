@@ -182,8 +182,10 @@ def _must_yield_to_replays(state: State, now: float) -> bool:
     is_blocked = now - rebuilding.ordered_at > MAX_PAUSE_S
     wait_s = 0.0 if is_blocked else rebuilding.expected_wait_s(now)
     pause_s = step_pause_s(step_s, len(state.running) - num_waiting, num_waiting, wait_s)
-    if rebuilding.completed_before == state.next_step and resumes_at_once(pause_s, step_s, num_waiting):
-        return False
+    if rebuilding.completed_before == state.next_step:
+        delay_s = min(pause_s, rebuilding.expected_rest_s(now) / num_waiting)
+        if resumes_at_once(rebuilding.num_resuming, delay_s, step_s, num_waiting):
+            return False
     return now - costs.last_done_at < pause_s
 
 
