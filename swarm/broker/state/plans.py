@@ -330,11 +330,6 @@ class Rebuilding:
         complete one after the other."""
         return max(0.0, now - self.began_at) + self.expected_rest_s(now) / 2
 
-    def next_group(self) -> int:
-        """Return the number of the next step with replays."""
-        self.num_groups += 1
-        return self.num_groups
-
     def clear(self) -> None:
         """Drop everything at the end of an epoch: the stages will report again what each layer holds."""
         self.reports.clear()
