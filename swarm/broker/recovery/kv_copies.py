@@ -64,9 +64,16 @@ def order_copies(state: State, out: Outbox, orders: Iterable[CopyOrder], again: 
     plan = state.plans.current
     if plan is None:
         return
-    orders, again = list(orders), frozenset(again)
+    # Routes of replicas may name a worker that is gone: they are chosen again later.
+    orders = [o for o in orders if _is_present(state, o.route.source) and _is_present(state, o.route.holder)]
+    again = frozenset(again)
     _order_receivers(state, out, plan.epoch, orders, {route.holder for route in again})
     _order_senders(state, out, plan.epoch, orders, {route.source for route in again})
+
+
+def _is_present(state: State, incarnation: str) -> bool:
+    worker = state.workers.get(incarnation)
+    return worker is not None and not worker.is_gone
 
 
 def _order_receivers(state: State, out: Outbox, epoch: int, orders: list[CopyOrder], again: set[str]) -> None:
@@ -81,7 +88,7 @@ def _order_receivers(state: State, out: Outbox, epoch: int, orders: list[CopyOrd
     for holder, named_sources in sources.items():
         wanted = tuple(named_sources), tuple(awaited[holder].values())
         if holder not in state.workers or state.workers[holder].is_gone:
-            del state.kv_copies.sources[holder]
+            state.kv_copies.sources.pop(holder, None)
         elif wanted != state.kv_copies.sources.get(holder, ((), ())) or (named_sources and holder in again):
             state.kv_copies.sources[holder] = wanted
             message = ReceiveKv(epoch=epoch, sources=wanted[0], awaited=wanted[1])
@@ -98,7 +105,7 @@ def _order_senders(state: State, out: Outbox, epoch: int, orders: list[CopyOrder
     for source, named in targets.items():
         wanted = tuple(named)
         if source not in state.workers or state.workers[source].is_gone:
-            del state.kv_copies.targets[source]
+            state.kv_copies.targets.pop(source, None)
         elif wanted != state.kv_copies.targets.get(source, ()) or (named and source in again):
             state.kv_copies.targets[source] = wanted
             # An order for exact positions goes on where the order before it is; reports of positions are older.

@@ -180,10 +180,9 @@ class PromiseCheck:
             return 0  # the request was submitted again: the broker did not recognise its former sequence
         for stage in state.plans.current.stages:
             worker = state.workers[stage.incarnation]
-            if worker.joined_at > self._scene.broker.started_at + REJOIN_S:
+            is_awaited = stage.name in state.restart.awaited  # an earlier broker had not given it up
+            if worker.joined_at > self._scene.broker.started_at + REJOIN_S or not is_awaited:
                 return 0  # its first Hello was lost, and the broker waited no longer
-            if stage.name not in state.restart.awaited:
-                return 0  # an earlier broker had given up waiting for it, and this one did not wait
             hello = worker.hello
             if hello.lineage.journal != state.lineage.journal:
                 return 0  # numbers of another journal mean other sequences, even if their tokens are equal

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from swarm.broker.actions import Action
+from swarm.broker.actions import Action, Outbox
 from swarm.broker.planner.standby import StandbyPolicy
 from swarm.broker.planning.rules import PlanRules
-from swarm.broker.recovery.kv_copies import PAUSE_S, STANDS_STILL_S
+from swarm.broker.recovery.kv_copies import PAUSE_S, STANDS_STILL_S, CopyOrder, order_copies
 from swarm.broker.recovery.rebuild import trust_copied
 from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
-from swarm.broker.state.kv_copies import HeldCopies
+from swarm.broker.state.kv_copies import CopyRoute, HeldCopies
 from swarm.wire.digests import prefix_digests
 from swarm.wire.messages import (
     BLOCK,
@@ -445,3 +445,14 @@ def test_reports_show_how_far_copies_are() -> None:
     bench = copying(2, "none")
     assert [row["copies"] for row in bench.ask(Query(what="nodes")).body["workers"]] == [None, None]
     assert "copies" not in bench.ask(Query(what="plan")).body
+
+
+def test_a_route_of_a_worker_that_is_gone_is_not_ordered() -> None:
+    """A change of plan orders replicas besides its own copies, as they were chosen last (simulated seed 101566)."""
+    bench = copying(2)
+    layers = LayerRange(0, 3)
+    routes = [CopyRoute("w0.1", "w9.9", layers), CopyRoute("w9.9", "w1.1", layers), CopyRoute("w0.1", "w1.1", layers)]
+    bench.state.kv_copies.forget_orders()
+    out = Outbox()
+    order_copies(bench.state, out, map(CopyOrder, routes))
+    assert sent(out) == accepted(out) == {("w0.1", "w1.1"): [layers]}
