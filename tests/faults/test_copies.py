@@ -33,7 +33,7 @@ def policy(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def options(weights: dict[str, str], policy: str) -> dict[str, str]:
-    return weights | {"SWARM_PLAN__STANDBY": "all", "SWARM_PLAN__STANDBY_KV": policy}
+    return weights | {"SWARM_PLAN__STANDBY_KV": policy}
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from swarm.stage.executor import KvData
 from swarm.stage.shell.compute import ComputeThread
 from swarm.stage.shell.connections import PeerConnector, StepListener
 from swarm.stage.shell.kv_channels import MAX_PART_BYTES
+from swarm.stage.shell.kv_receiver import MAX_PARTS, KvReceiver
 from swarm.stage.shell.vitals import Vitals
 from swarm.testing import FakeExecutor, fake_manifest
 from swarm.wire import tensors
@@ -311,6 +312,31 @@ def test_a_full_receiver_blocks_its_sender_only(monkeypatch: pytest.MonkeyPatch)
     until(lambda: len(holder.copied()) == 59 * 8 // 32 * 32)
     for worker in (sender, holder):
         worker.close()
+
+
+def test_few_parts_wait_for_the_compute_thread(workers: tuple[Worker, Worker]) -> None:
+    """What is not taken is not read: it stays with the kernel, and with the sender."""
+    sender, arrived = workers[0], threading.Event()
+    sender.compute(1, 0, 32)
+    copies, failed = listener(None), queue.Queue[BaseException]()
+    receiver = KvReceiver(copies, SystemClock(), fits=lambda _: True, on_part=arrived.set, on_crash=failed.put)
+    receiver.start()
+    push, num_sent = PushChannel(copies.endpoint), 0
+    assert push.wait(PATIENCE_S)
+    while num_sent < 20:
+        num_sent += push.send(DATA.encode(*part_of(sender)))
+    until(lambda: receiver.num_parts == MAX_PARTS)
+    arrived.clear()
+    assert not arrived.wait(0.2)
+    for number in range(20):
+        until(lambda: receiver.has_parts)
+        assert receiver.num_parts <= number + MAX_PARTS
+        assert receiver.take() is not None
+    assert receiver.take() is None
+    assert receiver.num_parts == 20
+    push.close()
+    assert receiver.stop(PATIENCE_S)
+    assert failed.empty()
 
 
 def test_a_dead_target_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

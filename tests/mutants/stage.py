@@ -4,6 +4,22 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        name="kv-copies-in-forks",
+        breaks="A fork begins with copies of its source, which may end before its position.",
+        target="swarm.stage.attention.arena:KvArena.fork",
+        old="for layer in self._sequences[source].layers - self._sequences[source].copies.keys():",
+        new="for layer in set(self._sequences[source].layers):",
+        caught_by="tests/model/test_kv_moves.py::test_forks_and_cuts_leave_copies_consistent",
+    ),
+    Mutant(
+        name="kv-copies-of-own-layers",
+        breaks="What a stage computed itself stays as a copy when it gives up a layer, and is counted nowhere.",
+        target="swarm.stage.attention.arena:KvArena.keep_layers",
+        old="elif not positions:",
+        new="elif positions < 0:",
+        caught_by="tests/model/test_kv_moves.py::test_a_layer_that_is_given_up_keeps_nothing_of_its_own",
+    ),
+    Mutant(
         name="allocated-not-counted",
         breaks="A sequence on a GPU is counted in blocks although attention allocates cells.",
         target="swarm.stage.attention.arena:KvArena._count_used",
@@ -113,7 +129,7 @@ MUTANTS = (
         target="swarm.stage.epochs:AllowedSenders.deactivate_plan",
         old='self.upstream_key, self.relay = None, ""',
         new="",
-        caught_by="sim crash,freeze from 27",
+        caught_by="tests/unit/stage/test_heard.py::test_the_prepared_one_is_heard_beside_the_one_in_force",
     ),
     Mutant(
         name="steps-of-whoever-is-expected",

@@ -35,4 +35,29 @@ MUTANTS = (
         new="rest_s = min(piece_s, MAX_REST_S, self.max_rest_s - self.rested_s)",
         caught_by="tests/unit/stage/shell/test_loader.py::test_beside_steps_work_takes_its_share_of_the_time",
     ),
+    Mutant(
+        name="kv-full-receiver-reads-on",
+        breaks="A receiver of copies takes any number of parts into memory while the compute thread is busy.",
+        target="swarm.stage.shell.kv_receiver:KvReceiver._run_once",
+        old="while len(self._parts) < MAX_PARTS and not self._stopping and (frames := self._pull.receive()) is not None:",
+        new="while not self._stopping and (frames := self._pull.receive()) is not None:",
+        caught_by="tests/integration/test_kv_connections.py::test_few_parts_wait_for_the_compute_thread",
+    ),
+    Mutant(
+        name="kv-unchecked-parts",
+        breaks="A part of a copy without a checksum is stored.",
+        target="swarm.stage.shell.kv_receiver:KvReceiver._decode",
+        old="if not part.tensor.checksum:",
+        new="if part.tensor.checksum is None:",
+        caught_by="tests/integration/test_kv_connections.py::test_what_is_no_part_is_dropped",
+    ),
+    Mutant(
+        name="kv-memory-counted-once",
+        breaks="Parts that arrive between two measurements all find the same free memory.",
+        target="swarm.stage.shell.kv_traffic:KvTraffic.next_event",
+        old="self.free_bytes -= received.data.numbers.nbytes",
+        new="self.free_bytes -= 0",
+        caught_by="tests/unit/stage/shell/test_kv_traffic.py"
+        "::test_arrived_parts_come_first_and_use_up_the_memory_that_was_measured",
+    ),
 )

@@ -26,10 +26,11 @@ from swarm.broker.planner.takeover import ReplayWork
 from swarm.broker.planning.alternatives import find_alternatives
 from swarm.broker.planning.candidates import CandidatePool, Proposal
 from swarm.broker.planning.demand import Demand
-from swarm.broker.planning.growth import is_due
+from swarm.broker.planning.growth import is_due, predict_move
 from swarm.broker.planning.measurements import layer_alone_s, list_lost_sequences
 from swarm.broker.planning.rules import PlanRules, apply_steering, describe_held, exclude_cordoned
 from swarm.broker.state import Plan, StagePlan, State, Worker, WorkerState
+from swarm.broker.state.moves import MovePrediction
 from swarm.broker.state.workers import BROKER, RouteState
 from swarm.errors import StageSetError
 from swarm.wire.messages import LayerRange, Manifest, PlanWhatIf, layers_of, loaded_layers, to_ranges
@@ -300,6 +301,11 @@ class TargetPlan:
         if not isinstance(proposal, Proposal) or not proposal.is_worth_it(current, margin):
             return False
         return is_due(self.state, proposal, margin, self.rules.cooldown_s)
+
+    def predict_move(self, proposal: Proposal) -> MovePrediction:
+        """Predict what the change to this proposal gains, for as many sequences as its steps in flight carry."""
+        compared = compare_with_active(self.state, self.rules, proposal)
+        return predict_move(self.state, compared if isinstance(compared, Proposal) else proposal)
 
     def shortage_without(self, worker: Worker) -> str | None:
         """Return the shortage that the swarm would have without this worker; None if it could do without."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from swarm.broker.actions import Outbox
 from swarm.broker.recovery.kv_copies import CopyOrder, order_copies, position_bytes
-from swarm.broker.state import Plan, Sequence, State, Worker
+from swarm.broker.state import Plan, Sequence, State, Worker, WorkerState
 from swarm.broker.state.kv_copies import CopyRoute
 from swarm.broker.state.migration import MigrationState
 from swarm.broker.state.workers import RouteState
@@ -34,6 +34,7 @@ NEAR_POSITIONS = 64  # positions of a sequence that may be left for COPYING
 RATE_FACTOR = 3.0  # how much longer than by the measured rate the copies may take
 GRACE_S = 5.0  # in addition
 MAX_COPY_S = 120.0  # upper limit of the wait, however slow the connection is
+LEAVING_S = 4.0  # the same for the copies of a worker that leaves: its process ends soon, released or not
 STALLED_S = 3.0  # time without progress after which copies are ordered again, from the positions held by then
 DRAIN_S = 2.0  # how long steps in flight may take to end, in addition to a multiple of the usual time
 DRAIN_STEPS = 4.0  # that multiple
@@ -195,7 +196,9 @@ class Migration:
         if copied and elapsed_s >= MIN_RATE_S:
             self.bytes_per_s = max(1.0, copied / elapsed_s)
         num_bytes = sum(size * s.kv for _, size in sizes for s in sequences)
-        wait_s = min(MAX_COPY_S, GRACE_S + RATE_FACTOR * num_bytes / self.bytes_per_s)
+        is_leaving = any(self.state.workers[r.source].state is WorkerState.LEAVING for r in migration.routes)
+        most_s = LEAVING_S if is_leaving else MAX_COPY_S
+        wait_s = min(most_s, GRACE_S + RATE_FACTOR * num_bytes / self.bytes_per_s)
         migration.set_wait(num_bytes, migration.began_at + wait_s)
 
 

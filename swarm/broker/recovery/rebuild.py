@@ -310,13 +310,13 @@ class Rebuilder:
         plan, rebuilding = self.state.plans.current, self.rebuilding
         assert plan is not None
         rebuilding.ordered_at = now
-        group_number = rebuilding.next_group()
+        number = rebuilding.next_group()
         rebuilding.in_progress.extend(group)
-        self._speeds.on_ordered(group_number, now)
+        self._speeds.on_ordered(number, now)
         ranges: list[SequenceRange] = []
         for sequence in group:
             run = sequence.rebuilds[0]
-            run.group, run.ordered = group_number, min(run.stop, run.done + rebuilding.chunk_positions)
+            run.group, run.ordered = number, min(run.stop, run.done + rebuilding.chunk_positions)
             ranges.append(SequenceRange(sequence.id, run.done, run.ordered))
         first, source, through = ranges[0], group[0].rebuilds[0].source, group[0].rebuilds[0].through
         alone = plan.shares_cores  # run the replay alone, since there are few steps meanwhile

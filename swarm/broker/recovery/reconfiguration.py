@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from swarm.broker.actions import DisconnectPipeline, Outbox, ProbeRoute, WriteEpoch
 from swarm.broker.planner.problem import Shortage
 from swarm.broker.planning.candidates import Proposal
-from swarm.broker.planning.growth import describe_cause, predict_move
+from swarm.broker.planning.growth import describe_cause
 from swarm.broker.planning.proposals import TargetPlan, draft
 from swarm.broker.planning.rules import PlanRules
 from swarm.broker.recovery.activation import Activation, log_recovery
@@ -305,7 +305,7 @@ class Reconfiguration:
             self._record_recovery(proposal, now)
         else:
             cause, since = describe_cause(self._state, plans.current, proposal, self.target.rules.cooldown_s)
-            self._state.moves.begin(cause, predict_move(self._state, proposal), since, plans.epoch)
+            self._state.moves.begin(cause, self.target.predict_move(proposal), since, plans.epoch)
 
     def _prepare(self, plan: Plan) -> None:
         """Have this plan, of the next epoch, prepared as soon as the journal has the epoch."""

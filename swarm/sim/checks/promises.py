@@ -182,6 +182,8 @@ class PromiseCheck:
             worker = state.workers[stage.incarnation]
             if worker.joined_at > self._scene.broker.started_at + REJOIN_S:
                 return 0  # its first Hello was lost, and the broker waited no longer
+            if stage.name not in state.restart.awaited:
+                return 0  # an earlier broker had given up waiting for it, and this one did not wait
             hello = worker.hello
             if hello.lineage.journal != state.lineage.journal:
                 return 0  # numbers of another journal mean other sequences, even if their tokens are equal

@@ -65,13 +65,8 @@ class KvTransfers:
 
 
 def shape_in_config(config: Any) -> KvShape:
-    """Return the shape that the model's configuration gives its layers.
-
-    Latent attention (MLA) is stored expanded: one key and one value per query head, of unlike sizes.
-    """
+    """Return the shape that the model's configuration gives its layers."""
     text = config.get_text_config()
     heads = int(text.num_attention_heads)
-    if getattr(text, "kv_lora_rank", None) and getattr(text, "v_head_dim", None):
-        return KvShape(heads, int(text.qk_nope_head_dim + text.qk_rope_head_dim), int(text.v_head_dim))
     size = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
     return KvShape(int(getattr(text, "num_key_value_heads", None) or heads), size, size)

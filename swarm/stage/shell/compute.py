@@ -61,7 +61,6 @@ if TYPE_CHECKING:
 
 
 TICK_S = 0.1  # between two ``StageTick`` events
-MAX_KV_BYTES = 1 << 62  # more than all copies take
 INBOX_SIZE = 4096  # events waiting for the compute thread; a full inbox means that it has hung
 
 log = get_logger(__name__)
@@ -309,7 +308,7 @@ class ComputeThread:
                 | act.ReleaseSequence()
                 | act.DropKv()
             ):
-                self._change_sequence(action)
+                act.apply_to_executor(self._executor, action)
             case act.AllowSenders(keys, relay):
                 self._listener.set_allowed(keys, self._connector.resolve(relay))
             case act.UseLayers(layers, kept):
@@ -325,16 +324,6 @@ class ComputeThread:
                 getattr(log, level)(event, **fields)
             case _:
                 self.on_control_action(action)
-
-    def _change_sequence(self, action: act.SequenceAction) -> None:
-        try:
-            act.apply_to_executor(self._executor, action)
-        except DEVICE_ERRORS:
-            if not isinstance(action, act.StoreKv):
-                raise
-            # The device had no memory for a copy, whatever was counted: all copies are to be dropped.
-            log.exception("kv_not_stored", sequence=action.sequence)
-            self._events.append(StageTick(-MAX_KV_BYTES))
 
     def _change_connection(self, action: act.OpenEdge | act.DisconnectKey) -> None:
         if isinstance(action, act.OpenEdge):

@@ -85,7 +85,7 @@ class KvChannels:
                 try:
                     channel = self._connector.open(edge.endpoint, queue=_QUEUE)
                 except ConfigError as error:
-                    log.error("kv_target_unusable", to=edge.to, reason=str(error))
+                    log.warning("kv_target_unusable", to=edge.to, reason=str(error))
                     continue
                 self._targets[edge.to] = _Target(edge, channel)
 

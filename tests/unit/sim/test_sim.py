@@ -29,7 +29,15 @@ from swarm.sim.actors.broker import BrokerNode
 from swarm.sim.checks.audit import Violation
 from swarm.sim.network import Network
 from swarm.sim.run import Outcome, run, run_many
-from swarm.sim.schedules.draw import CLIENT_FAULTS, FAULT_KINDS, KEY_FAULTS, OTHER_FAULTS, SLEEP_FAULTS, STEP_FAULTS
+from swarm.sim.schedules.draw import (
+    CLIENT_FAULTS,
+    FAULT_KINDS,
+    KEY_FAULTS,
+    KV_FAULTS,
+    OTHER_FAULTS,
+    SLEEP_FAULTS,
+    STEP_FAULTS,
+)
 from swarm.sim.schedules.schedule import JOURNAL_FAULT_KINDS, JOURNAL_FAULTS
 from swarm.sim.schedules.variations import make_full_schedule
 from swarm.sim.world import Durations, World
@@ -90,6 +98,8 @@ def test_the_schedules_are_worth_playing() -> None:
     assert sum(o.num_too_large for o in played) > 0
     assert sum(o.num_preemptions for o in played) > 10
     assert sum(o.num_too_late for o in played) > 0
+    assert sum(o.num_copied for o in played) > 500
+    assert sum(o.num_adopted for o in played) > 500
     kinds = {fault.kind for seed in range(400) for fault in make_full_schedule(seed).faults}
     assert kinds == {
         *FAULT_KINDS,
@@ -100,6 +110,7 @@ def test_the_schedules_are_worth_playing() -> None:
         *KEY_FAULTS,
         *SLEEP_FAULTS,
         *STEP_FAULTS,
+        *KV_FAULTS,
     }
 
 

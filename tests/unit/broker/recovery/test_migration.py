@@ -10,10 +10,11 @@ from swarm.broker.actions import WriteEpoch
 from swarm.broker.journal.records import RequestRecord, SequenceRecord
 from swarm.broker.planner.standby import StandbyPolicy
 from swarm.broker.planning.rules import PlanRules
-from swarm.broker.recovery.migration import DRAIN_S, GRACE_S, MAX_COPY_S, NEAR_POSITIONS, STALLED_S, TAIL_S
+from swarm.broker.recovery.migration import DRAIN_S, GRACE_S, LEAVING_S, MAX_COPY_S, NEAR_POSITIONS, STALLED_S, TAIL_S
 from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
 from swarm.broker.state import PlanPhase, WorkerState
 from swarm.broker.state.journal_snapshot import JournalSnapshot
+from swarm.stage.shell.shutdown import RELEASE_TIMEOUT_S
 from swarm.wire.messages import (
     BLOCK,
     Activate,
@@ -464,6 +465,24 @@ def test_leaving_worker_is_released_after_its_keys_and_values_have_moved() -> No
     assert [peer for peer, _ in orders(bench.log, Release)] == ["w1.1"]
     assert bench.state.workers["w1.1"].state is WorkerState.LEFT
     assert bench.sequence().num_recomputed == 0
+
+
+def test_leaving_worker_is_released_before_its_process_ends() -> None:
+    """It waits for eight seconds at most; what is not copied in half of that is replayed."""
+    bench = serving()
+    bench.mute = {"w2"}
+    bench.tell("w1", Leaving(incarnation="w1.1", reason="SIGTERM"))
+    bench.tick()
+    load(bench)
+    bench.workers["w2"].held = {bench.sequence().id: 0}
+    for _ in range(int((LEAVING_S + TAIL_S) / 0.1) + 2):
+        if bench.pipe:
+            bench.finish()
+        bench.tick()
+    assert [peer for peer, _ in orders(bench.log, Release)] == ["w1.1"]
+    assert LEAVING_S + TAIL_S < RELEASE_TIMEOUT_S - 2
+    assert bench.state.recoveries.num == 0
+    assert_ends(bench)
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
