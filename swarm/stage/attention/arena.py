@@ -5,6 +5,8 @@ sequence, large enough for the longest such sequence. Neighbouring sequences can
 nothing is gathered, copied or moved as they grow. The operating system commits pages when they are first written and
 takes them back at release, so only written positions count, in blocks of 32.
 
+A sequence that starts from another one's long prefix shares its pages (``sharing``).
+
 On other devices, memory is committed when it is requested. There each sequence has a rack of its own, which is
 enlarged, and copied, whenever the sequence has grown by 128 positions; allocated positions count.
 
@@ -29,7 +31,8 @@ from swarm.stage.attention.racks import KvShape, LayerBuffer, Rack, Region, new_
 from swarm.stage.attention.sharing import (
     MAX_RANGES,
     MIN_SHARED,
-    SharedPrefix,
+    SharedPositions,
+    SharingAccount,
     can_share,
     move_to_file,
     shared_unit,
@@ -51,14 +54,8 @@ class _StoredSequence:
     used: int  # positions that count as used
     layers: set[int] = field(default_factory=set)  # layers in which something was written
     copies: dict[int, int] = field(default_factory=dict)  # layers of them that hold a copy, with the counted positions
-    # shared prefixes, from position 0 on without gaps, each with the position up to which it is the sequence's
-    shared: list[tuple[SharedPrefix, int]] = field(default_factory=list)
+    shared: SharedPositions = field(default_factory=SharedPositions)
     ranges: int = 0  # ranges of the slot over which other pages are mapped, also if they don't count as shared
-
-    @property
-    def shared_stop(self) -> int:
-        """End of the shared positions."""
-        return self.shared[-1][1] if self.shared else 0
 
     @property
     def allocated(self) -> int:
@@ -76,7 +73,7 @@ class KvArena:
         self._sequences: dict[int, _StoredSequence] = {}  # by sequence
         self._racks: list[Rack] = []
         self._used = 0  # positions that count as used, of all sequences, as if they shared nothing
-        self._saved = 0  # positions of these that don't count, because sequences share them
+        self._sharing = SharingAccount()
         self.copied: Counter[int] = Counter()  # positions of copies, of all sequences, by layer
 
     def __len__(self) -> int:
@@ -93,7 +90,7 @@ class KvArena:
     @property
     def used(self) -> int:
         """Positions that count as used, of all sequences. Shared ones count once."""
-        return self._used - self._saved
+        return self._used - self._sharing.saved
 
     @property
     def wasted(self) -> int:
@@ -119,8 +116,7 @@ class KvArena:
         return self._racks[-1]
 
     def fork(self, sequence: int, source: int, position: int, limit: int, *, may_share: bool = True) -> None:
-        """Open a sequence with the first ``position`` positions of another one. Whole pages of a long prefix are
-        shared from now on, the rest is copied."""
+        """Open a sequence with the first ``position`` positions of another one: copied, or shared if they are many."""
         if source not in self._sequences or position > self._sequences[source].limit:
             raise IllegalMove(f"sequence {sequence} can't begin as {source}: that is not held up to {position}")
         self.open(sequence, limit)
@@ -132,7 +128,7 @@ class KvArena:
         if may_share and self._num_slots > 1 and can_share():
             self._share(held, old, position)
         for layer, region in regions.items():
-            mine[layer].copy_from(region, position, start=held.shared_stop)
+            mine[layer].copy_from(region, position, start=held.shared.stop)
 
     # --- shared prefixes ---------------------------------------------------------------------------------------------
 
@@ -142,38 +138,25 @@ class KvArena:
         unit = shared_unit(buffers.values())
         stop = position // unit * unit if unit else 0
         ranges = 2 * sum(buffer.shape.heads for buffer in buffers.values())
-        if any(shared.offsets.keys() != buffers.keys() for shared, _ in source.shared):
+        if any(shared.offsets.keys() != buffers.keys() for shared, _ in source.shared.prefixes):
             return  # it has gained layers since
-        if stop - source.shared_stop < MIN_SHARED:
-            stop = min(stop, source.shared_stop)
+        if stop - source.shared.stop < MIN_SHARED:
+            stop = min(stop, source.shared.stop)
         if stop == 0 or sum(each.ranges for each in self._sequences.values()) + 4 * ranges > MAX_RANGES:
             return
         try:
-            if source.shared_stop < stop:
-                shared = move_to_file(buffers, source.slot, source.shared_stop, stop)
+            if source.shared.stop < stop:
+                shared = move_to_file(buffers, source.slot, source.shared.stop, stop)
                 source.ranges += ranges
                 shared.map(source.rack.buffers, source.slot, stop)
-                self._hold(source, shared, stop)
-            for shared, end in source.shared:
+                self._sharing.hold(source.shared, shared, stop)
+            for shared, end in source.shared.prefixes:
                 if shared.start < stop:
                     held.ranges += ranges
                     shared.map(held.rack.buffers, held.slot, min(stop, end))
-                    self._hold(held, shared, min(stop, end))
+                    self._sharing.hold(held.shared, shared, min(stop, end))
         except OSError as error:  # no file or no mapping is to be had: copying always works
             log.warning("kv_not_shared", error=str(error))
-
-    def _hold(self, held: _StoredSequence, shared: SharedPrefix, stop: int) -> None:
-        """Count a shared prefix up to ``stop`` as a part of the sequence."""
-        self._saved += stop - shared.start - (0 if shared.holders else shared.size)
-        shared.holders += 1
-        held.shared.append((shared, stop))
-
-    def _count_apart(self, held: _StoredSequence) -> None:
-        """Count all of a sequence's positions as its own. Pages that it still shares become its own when written."""
-        for shared, stop in held.shared:
-            shared.holders -= 1
-            self._saved -= stop - shared.start - (0 if shared.holders else shared.size)
-        held.shared.clear()
 
     def shrink(self, sequence: int, limit: int) -> None:
         """Reduce the sequence's reservation to ``limit`` and give back the memory beyond it."""
@@ -181,8 +164,8 @@ class KvArena:
         if held is None:
             return
         held.limit = round_up(limit)
-        if held.limit < held.shared_stop:
-            self._count_apart(held)
+        if held.limit < held.shared.stop:
+            self._sharing.count_apart(held.shared)
         taken = self._count_used(limit)
         if held.allocated > taken:
             self._used -= max(0, held.used - taken)
@@ -225,8 +208,8 @@ class KvArena:
         if len(flat) != count_numbers(shapes, stop - start):
             raise IllegalMove(f"{len(flat)} numbers don't fill {stop - start} positions of {layers.label}")
         counted = self._count_used(stop)
-        if start < held.shared_stop:
-            self._count_apart(held)
+        if start < held.shared.stop:
+            self._sharing.count_apart(held.shared)
         for layer in range(layers.first, layers.stop):
             if active is not None and active.first <= layer < active.stop:
                 self._mark_used(held, stop)
@@ -271,7 +254,7 @@ class KvArena:
 
     def _clear(self, held: _StoredSequence) -> None:
         """Drop the sequence's data. A reused slot must read as zeros, since the old data may contain NaNs."""
-        self._count_apart(held)
+        self._sharing.count_apart(held.shared)
         for layer in [*held.layers, *held.copies]:
             self._drop_layer(held, layer)
         held.ranges = 0
@@ -289,7 +272,7 @@ class KvArena:
     def reset(self) -> None:
         self._sequences.clear()
         self._racks.clear()
-        self._used = self._saved = 0
+        self._used, self._sharing = 0, SharingAccount()
         self.copied.clear()
 
     def truncate(self, sequence: int, position: int) -> None:
@@ -298,8 +281,8 @@ class KvArena:
         Only a cut to 0 frees memory.
         """
         held = self._sequences.get(sequence)
-        if held is not None and position < held.shared_stop:
-            self._count_apart(held)
+        if held is not None and position < held.shared.stop:
+            self._sharing.count_apart(held.shared)
         if position == 0 and held is not None:
             self._clear(held)
             self._used -= held.used
@@ -314,8 +297,8 @@ class KvArena:
                 del rack.buffers[layer]
             rack.forget_addresses()
         for held in self._sequences.values():
-            if any(shared.offsets.keys() != set(own) for shared, _ in held.shared):
-                self._count_apart(held)  # its positions in other layers are its own
+            if any(shared.offsets.keys() != set(own) for shared, _ in held.shared.prefixes):
+                self._sharing.count_apart(held.shared)  # its positions in other layers are its own
             for layer in {*held.layers, *held.copies}:
                 positions = held.copies.get(layer, 0)
                 if layer in own:
@@ -342,8 +325,8 @@ class KvArena:
         """Count the row's positions as used; they are about to be written."""
         self.check_reserved(row)
         held = self._sequences[row.sequence]
-        if row.start < held.shared_stop:
-            self._count_apart(held)
+        if row.start < held.shared.stop:
+            self._sharing.count_apart(held.shared)
         self._mark_used(held, row.start + row.count)
 
     def _mark_used(self, held: _StoredSequence, position: int) -> None:

@@ -14,7 +14,7 @@ import mmap
 import os
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swarm.stage.attention.mapping import map_pages
 from swarm.stage.attention.racks import LayerBuffer
@@ -27,10 +27,7 @@ MAX_RANGES = 16_384
 
 @dataclass(slots=True, eq=False)
 class SharedPrefix:
-    """Positions ``start`` to ``stop`` that several sequences hold, in a file in memory.
-
-    The accounting counts ``size`` positions while there are holders, and none for what the holders cover.
-    """
+    """Positions ``start`` to ``stop`` that several sequences hold, in a file in memory."""
 
     start: int
     stop: int
@@ -59,6 +56,39 @@ class SharedPrefix:
                     map_pages(address, part.num_bytes, self.file, offset + head * whole.num_bytes)
                 count += part.heads
         return count
+
+
+@dataclass(slots=True)
+class SharedPositions:
+    """Shared prefixes of one sequence, from position 0 on without gaps."""
+
+    # each with the position up to which it is the sequence's
+    prefixes: list[tuple[SharedPrefix, int]] = field(default_factory=list)
+
+    @property
+    def stop(self) -> int:
+        return self.prefixes[-1][1] if self.prefixes else 0
+
+
+@dataclass(slots=True)
+class SharingAccount:
+    """Account of the positions that sequences share. A shared prefix counts in full while a sequence holds some of it,
+    and the holders' positions in it don't count."""
+
+    saved: int = 0  # positions of all sequences that don't count; below 0 if only a part of a prefix is held
+
+    def hold(self, positions: SharedPositions, shared: SharedPrefix, stop: int) -> None:
+        """Count a shared prefix up to ``stop`` as a part of a sequence."""
+        self.saved += stop - shared.start - (0 if shared.holders else shared.size)
+        shared.holders += 1
+        positions.prefixes.append((shared, stop))
+
+    def count_apart(self, positions: SharedPositions) -> None:
+        """Count all of a sequence's positions as its own. Pages that it still shares become its own when written."""
+        for shared, stop in positions.prefixes:
+            shared.holders -= 1
+            self.saved -= stop - shared.start - (0 if shared.holders else shared.size)
+        positions.prefixes.clear()
 
 
 def can_share() -> bool:
