@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
 from swarm.stage import native
-from swarm.stage.attention import tiles
+from swarm.stage.attention import arena, sharing, tiles
 from swarm.stage.engine import forward
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch
@@ -121,6 +122,25 @@ def after_a_prefix_hit(position: int, served: Served) -> tuple[int, torch.Tensor
     return position, fed(pipeline, 50, start=position)
 
 
+def sharing_a_prefix(served: Served) -> tuple[int, torch.Tensor]:
+    """It begins on the pages of another one, as far as they are whole."""
+    with patch.object(arena, "MIN_SHARED", 1):
+        pipeline = served.pipeline(2)
+        pipeline.open(7)
+        pipeline.logits((7, 0, TOKENS[:135]))
+        for stage in pipeline.stages:
+            stage.fork(MINE, 7, 128, 512)
+            held = stage._arena._sequences[MINE]
+            unit = sharing.shared_unit(held.rack.buffers.values())
+            assert held.shared.stop == (0 if unit == 0 or not sharing.can_share() else 128 // unit * unit)
+    pieces = []
+    for at in range(128, len(TOKENS)):  # both write on
+        rows = [(MINE, at, TOKENS[at : at + 1])]
+        rows += [(7, at + 7, TOKENS[at : at + 1])] if at + 7 < len(TOKENS) else []
+        pieces.append(pipeline.logits(*rows)[0])
+    return 128, torch.cat(pieces)
+
+
 def after_a_cut(position: int, served: Served) -> tuple[int, torch.Tensor]:
     """It went on otherwise, was cut back, and goes on in other chunks."""
     pipeline = served.pipeline(2)
@@ -153,6 +173,7 @@ CASES: dict[str, Case] = {
     "crowds over 3 stages": partial(in_crowds, 3),
     "one thread": with_one_thread,
     **{f"prefix of {position}": partial(after_a_prefix_hit, position) for position in (32, 128)},
+    "shared prefix": sharing_a_prefix,
     **{f"cut to {position}": partial(after_a_cut, position) for position in (33, 130)},
     **{f"replayed to {position}": partial(after_a_replay, position) for position in (50, 131)},
 }

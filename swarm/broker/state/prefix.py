@@ -3,7 +3,8 @@
 The unit is a full block of 32 positions. A block's key is a hash of all tokens up to its end, so equal keys mean equal
 content at equal positions. A sequence that is admitted starts from a copy of the longest prefix that a sequence in the
 stages already holds; that sequence may be running or *retired* (ended, but kept for this purpose). Every stage copies
-the blocks within itself when it receives the sequence's first step, and shares the log of their inputs.
+the blocks within itself when it receives the sequence's first step, and shares the log of their inputs. Stages on a CPU
+share the memory of whole pages instead. The broker counts them for each sequence, as if all stages copied.
 
 Retired sequences occupy KV blocks and are evicted first when blocks are needed: the longest unused first, or the least
 used prefix first (``PrefixRules.policy``). A sequence that is about to be copied is pinned until the copying step has

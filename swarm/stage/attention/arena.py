@@ -5,6 +5,8 @@ sequence, large enough for the longest such sequence. Neighbouring sequences can
 nothing is gathered, copied or moved as they grow. The operating system commits pages when they are first written and
 takes them back at release, so only written positions count, in blocks of 32.
 
+A sequence that starts from another one's long prefix shares its pages (``sharing``).
+
 On other devices, memory is committed when it is requested. There each sequence has a rack of its own, which is
 enlarged, and copied, whenever the sequence has grown by 128 positions; allocated positions count.
 
@@ -22,11 +24,23 @@ from dataclasses import dataclass, field
 import torch
 
 from swarm.errors import IllegalMove
+from swarm.log import get_logger
 from swarm.stage.attention.grid import CELL, round_up
 from swarm.stage.attention.layouts import choose_layouts
 from swarm.stage.attention.racks import KvShape, LayerBuffer, Rack, Region, new_buffer
+from swarm.stage.attention.sharing import (
+    MAX_RANGES,
+    MIN_SHARED,
+    SharedPositions,
+    SharingAccount,
+    can_share,
+    move_to_file,
+    shared_unit,
+)
 from swarm.stage.attention.transfer import Slabs, count_numbers
 from swarm.wire.messages import LayerRange, Row
+
+log = get_logger(__name__)
 
 # Sequences that share a rack, on systems where giving back a part of a mapping zeroes it.
 _RACK_SLOTS = 32
@@ -40,6 +54,8 @@ class _StoredSequence:
     used: int  # positions that count as used
     layers: set[int] = field(default_factory=set)  # layers in which something was written
     copies: dict[int, int] = field(default_factory=dict)  # layers of them that hold a copy, with the counted positions
+    shared: SharedPositions = field(default_factory=SharedPositions)
+    ranges: int = 0  # ranges of the slot over which other pages are mapped, also if they don't count as shared
 
     @property
     def allocated(self) -> int:
@@ -56,7 +72,8 @@ class KvArena:
         self._num_slots = _RACK_SLOTS if device.type == "cpu" and sys.platform == "linux" else 1
         self._sequences: dict[int, _StoredSequence] = {}  # by sequence
         self._racks: list[Rack] = []
-        self.used = 0  # positions that count as used, of all sequences
+        self._used = 0  # positions that count as used, of all sequences, as if they shared nothing
+        self._sharing = SharingAccount()
         self.copied: Counter[int] = Counter()  # positions of copies, of all sequences, by layer
 
     def __len__(self) -> int:
@@ -69,6 +86,11 @@ class KvArena:
         self.release(sequence)
         rack = self._rack_for(limit)
         self._sequences[sequence] = _StoredSequence(rack, rack.free.pop(), round_up(limit), 0)
+
+    @property
+    def used(self) -> int:
+        """Positions that count as used, of all sequences. Shared ones count once."""
+        return self._used - self._sharing.saved
 
     @property
     def wasted(self) -> int:
@@ -93,15 +115,48 @@ class KvArena:
         self._racks.append(Rack(positions, list(range(self._num_slots))[::-1]))
         return self._racks[-1]
 
-    def fork(self, sequence: int, source: int, position: int, limit: int) -> None:
-        """Open a sequence with a copy of the first ``position`` positions of another one."""
+    def fork(self, sequence: int, source: int, position: int, limit: int, *, may_share: bool = True) -> None:
+        """Open a sequence with the first ``position`` positions of another one: copied, or shared if they are many."""
         if source not in self._sequences or position > self._sequences[source].limit:
             raise IllegalMove(f"sequence {sequence} can't begin as {source}: that is not held up to {position}")
         self.open(sequence, limit)
-        self._mark_used(self._sequences[sequence], position)
-        for layer in self._sequences[source].layers - self._sequences[source].copies.keys():
-            old = self._existing_region(source, layer)
-            self.ensure_region(sequence, layer, *old.read(0, 0)).copy_from(old, position)
+        held, old = self._sequences[sequence], self._sequences[source]
+        self._mark_used(held, position)
+        layers = old.layers - old.copies.keys()
+        regions = {layer: self._existing_region(source, layer) for layer in sorted(layers)}
+        mine = {layer: self.ensure_region(sequence, layer, *region.read(0, 0)) for layer, region in regions.items()}
+        if may_share and self._num_slots > 1 and can_share():
+            self._share(held, old, position)
+        for layer, region in regions.items():
+            mine[layer].copy_from(region, position, start=held.shared.stop)
+
+    # --- shared prefixes ---------------------------------------------------------------------------------------------
+
+    def _share(self, held: _StoredSequence, source: _StoredSequence, position: int) -> None:
+        """Share the source's first positions with a sequence that has the same layers, as far as possible."""
+        buffers = {layer: source.rack.buffers[layer] for layer in held.layers}
+        unit = shared_unit(buffers.values())
+        stop = position // unit * unit if unit else 0
+        ranges = 2 * sum(buffer.shape.heads for buffer in buffers.values())
+        if any(shared.offsets.keys() != buffers.keys() for shared, _ in source.shared.prefixes):
+            return  # it has gained layers since
+        if stop - source.shared.stop < MIN_SHARED:
+            stop = min(stop, source.shared.stop)
+        if stop == 0 or sum(each.ranges for each in self._sequences.values()) + 4 * ranges > MAX_RANGES:
+            return
+        try:
+            if source.shared.stop < stop:
+                shared = move_to_file(buffers, source.slot, source.shared.stop, stop)
+                source.ranges += ranges
+                shared.map(source.rack.buffers, source.slot, stop)
+                self._sharing.hold(source.shared, shared, stop)
+            for shared, end in source.shared.prefixes:
+                if shared.start < stop:
+                    held.ranges += ranges
+                    shared.map(held.rack.buffers, held.slot, min(stop, end))
+                    self._sharing.hold(held.shared, shared, min(stop, end))
+        except OSError as error:  # no file or no mapping is to be had: copying always works
+            log.warning("kv_not_shared", error=str(error))
 
     def shrink(self, sequence: int, limit: int) -> None:
         """Reduce the sequence's reservation to ``limit`` and give back the memory beyond it."""
@@ -109,16 +164,18 @@ class KvArena:
         if held is None:
             return
         held.limit = round_up(limit)
+        if held.limit < held.shared.stop:
+            self._sharing.count_apart(held.shared)
         taken = self._count_used(limit)
         if held.allocated > taken:
-            self.used -= max(0, held.used - taken)
+            self._used -= max(0, held.used - taken)
             held.used = min(held.used, taken)
             for layer, positions in list(held.copies.items()):
                 self._count_copy(held, layer, min(positions, taken))
             if not self._has_pages:
                 self._resize(held.rack, taken)
             for layer in held.layers if self._num_slots > 1 else ():
-                held.rack.buffers[layer].free_from(held.slot, held.limit)
+                held.rack.buffers[layer].free_from(held.slot, held.limit, is_mapped=held.ranges > 0)
 
     # --- keys and values in motion -----------------------------------------------------------------------------------
 
@@ -151,6 +208,8 @@ class KvArena:
         if len(flat) != count_numbers(shapes, stop - start):
             raise IllegalMove(f"{len(flat)} numbers don't fill {stop - start} positions of {layers.label}")
         counted = self._count_used(stop)
+        if start < held.shared.stop:
+            self._sharing.count_apart(held.shared)
         for layer in range(layers.first, layers.stop):
             if active is not None and active.first <= layer < active.stop:
                 self._mark_used(held, stop)
@@ -186,7 +245,7 @@ class KvArena:
         held = self._sequences.pop(sequence, None)
         if held is None:
             return
-        self.used -= held.used
+        self._used -= held.used
         self._clear(held)
         held.rack.free.append(held.slot)
         held.rack.free.sort(reverse=True)
@@ -195,8 +254,10 @@ class KvArena:
 
     def _clear(self, held: _StoredSequence) -> None:
         """Drop the sequence's data. A reused slot must read as zeros, since the old data may contain NaNs."""
+        self._sharing.count_apart(held.shared)
         for layer in [*held.layers, *held.copies]:
             self._drop_layer(held, layer)
+        held.ranges = 0
 
     def _drop_layer(self, held: _StoredSequence, layer: int) -> None:
         buffer = held.rack.buffers.get(layer)  # none if a copy of it was counted but got no memory
@@ -204,14 +265,14 @@ class KvArena:
             held.rack.buffers.pop(layer, None)
             held.rack.forget_addresses()
         elif buffer is not None:
-            buffer.clear(held.slot)
+            buffer.clear(held.slot, is_mapped=held.ranges > 0)
         held.layers.discard(layer)
         self._count_copy(held, layer, 0)
 
     def reset(self) -> None:
         self._sequences.clear()
         self._racks.clear()
-        self.used = 0
+        self._used, self._sharing = 0, SharingAccount()
         self.copied.clear()
 
     def truncate(self, sequence: int, position: int) -> None:
@@ -220,9 +281,11 @@ class KvArena:
         Only a cut to 0 frees memory.
         """
         held = self._sequences.get(sequence)
+        if held is not None and position < held.shared.stop:
+            self._sharing.count_apart(held.shared)
         if position == 0 and held is not None:
             self._clear(held)
-            self.used -= held.used
+            self._used -= held.used
             held.used = 0
 
     def keep_layers(self, layers: LayerRange, kept: Collection[int] = ()) -> None:
@@ -234,6 +297,8 @@ class KvArena:
                 del rack.buffers[layer]
             rack.forget_addresses()
         for held in self._sequences.values():
+            if any(shared.offsets.keys() != set(own) for shared, _ in held.shared.prefixes):
+                self._sharing.count_apart(held.shared)  # its positions in other layers are its own
             for layer in {*held.layers, *held.copies}:
                 positions = held.copies.get(layer, 0)
                 if layer in own:
@@ -259,13 +324,16 @@ class KvArena:
     def mark_used(self, row: Row) -> None:
         """Count the row's positions as used; they are about to be written."""
         self.check_reserved(row)
-        self._mark_used(self._sequences[row.sequence], row.start + row.count)
+        held = self._sequences[row.sequence]
+        if row.start < held.shared.stop:
+            self._sharing.count_apart(held.shared)
+        self._mark_used(held, row.start + row.count)
 
     def _mark_used(self, held: _StoredSequence, position: int) -> None:
         more = self._count_used(position) - held.used
         if more > 0:
             held.used += more
-            self.used += more
+            self._used += more
             if not self._has_pages:
                 self._resize(held.rack, held.allocated)
 

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from swarm.stage.attention.layouts import Layout, choose_layouts
+from swarm.stage.attention.mapping import MAP_NORESERVE, map_pages
 from swarm.wire.messages import LayerRange
-
-_MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's value; Python got the name later
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +67,29 @@ class Region:
         self.layouts[0].write(self.keys, start, keys)
         self.layouts[1].write(self.values, start, values)
 
-    def copy_from(self, source: Region, position: int) -> None:
-        """Copy the positions before ``position`` from another region, together with the rest of the last unit."""
+    def copy_from(self, source: Region, position: int, *, start: int = 0) -> None:
+        """Copy the positions from ``start``, where a unit begins, to ``position`` from another region, together with
+        the rest of the last unit."""
         for mine, other, layout in zip(
             (self.keys, self.values), (source.keys, source.values), self.layouts, strict=True
         ):
-            units = -(-position // layout.unit)
-            mine[:, :units] = other[:, :units]
+            units = slice(start // layout.unit, -(-position // layout.unit))
+            mine[:, units] = other[:, units]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPart:
+    """Memory of the same positions in each head of a slot: of its keys, or of its values."""
+
+    address: int  # in the first head
+    stride: int  # bytes from head to head
+    heads: int
+    num_bytes: int  # in one head
+
+    @property
+    def addresses(self) -> range:
+        """The address in each head."""
+        return range(self.address, self.address + self.heads * self.stride, self.stride)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +113,30 @@ class LayerBuffer:
     def region(self, slot: int) -> Region:
         return Region(self.keys[slot], self.values[slot], self.sizes, self.layouts)
 
-    def clear(self, slot: int) -> None:
-        """Give a slot's pages back to the operating system; they read as zeros afterwards."""
+    def parts(self, slot: int, start: int, stop: int) -> tuple[SlotPart, SlotPart]:
+        """Return the memory of the keys and of the values from ``start`` to ``stop``, where units begin."""
+        keys, values = (
+            SlotPart(
+                tensor.data_ptr()
+                + (slot * tensor.stride(0) + start // layout.unit * tensor.stride(2)) * tensor.itemsize,
+                tensor.stride(1) * tensor.itemsize,
+                tensor.shape[1],
+                (stop - start) // layout.unit * tensor.stride(2) * tensor.itemsize,
+            )
+            for tensor, layout in zip((self.keys, self.values), self.layouts, strict=True)
+        )
+        return keys, values
+
+    def clear(self, slot: int, *, is_mapped: bool = False) -> None:
+        """Give a slot's pages back to the operating system; they read as zeros afterwards.
+
+        ``is_mapped``: whether a file's pages may be mapped over some of them.
+        """
         for tensor, pages in zip((self.keys, self.values), self.pages, strict=True):
             size = tensor.stride(0) * tensor.itemsize
-            pages.madvise(mmap.MADV_DONTNEED, slot * size, size)
+            _give_back(tensor, pages, slot * size, size, is_mapped=is_mapped)
 
-    def free_from(self, slot: int, position: int) -> None:
+    def free_from(self, slot: int, position: int, *, is_mapped: bool = False) -> None:
         """Give back the slot's pages that hold only positions from ``position`` on."""
         for tensor, layout, pages in zip((self.keys, self.values), self.layouts, self.pages, strict=True):
             units = -(-position // layout.unit)
@@ -113,7 +145,7 @@ class LayerBuffer:
                 first = -(-(begin + units * tensor.stride(2) * tensor.itemsize) // mmap.PAGESIZE) * mmap.PAGESIZE
                 stop = (begin + tensor.shape[2] * tensor.stride(2) * tensor.itemsize) // mmap.PAGESIZE * mmap.PAGESIZE
                 if first < stop:
-                    pages.madvise(mmap.MADV_DONTNEED, first, stop - first)
+                    _give_back(tensor, pages, first, stop - first, is_mapped=is_mapped)
 
 
 @dataclass(slots=True, eq=False)
@@ -132,6 +164,13 @@ class Rack:
         """Empty the tables: a slab has changed."""
         self.tables.clear()
         self.moves.clear()
+
+
+def _give_back(tensor: torch.Tensor, pages: mmap.mmap, start: int, size: int, *, is_mapped: bool) -> None:
+    if is_mapped:  # the advice would bring back the file's bytes instead of zeros
+        map_pages(tensor.data_ptr() + start, size)
+    else:
+        pages.madvise(mmap.MADV_DONTNEED, start, size)
 
 
 def new_buffer(num_slots: int, positions: int, shape: KvShape, like: torch.Tensor) -> LayerBuffer:
@@ -157,7 +196,7 @@ def _allocate(
     # for all but tiny heads.
     place_bytes = num_elements // shape[0] * dtype.itemsize
     stride = -(-place_bytes // mmap.PAGESIZE) * mmap.PAGESIZE // dtype.itemsize
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
     try:
         pages = mmap.mmap(-1, max(1, stride * shape[0] * dtype.itemsize), flags=flags)
     except OSError as error:

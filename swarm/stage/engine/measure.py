@@ -232,9 +232,9 @@ class _LayerBench:
 
     def _decode(self, sequences: int, context: int) -> tuple[Row, ...]:
         """Return rows for one more position of each sequence. The first sequence exists; the others begin with a copy
-        of it."""
+        of it, in memory of its own: caches serve shared memory better."""
         for sequence in range(1, sequences):
-            self._arena.fork(sequence, 0, context, context + 1)
+            self._arena.fork(sequence, 0, context, context + 1, may_share=False)
         return tuple(Row(sequence, context, 1, False) for sequence in range(sequences))
 
     def _pass(self, stage: Stage, rows: tuple[Row, ...], threads: int) -> Callable[[], object]:

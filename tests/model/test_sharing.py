@@ -1,0 +1,314 @@
+"""Sequences that begin alike share the pages of their prefix, and nothing of it shows but the memory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import permutations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swarm.stage import native
+from swarm.stage.attention import arena as arena_module
+from swarm.stage.attention import sharing
+from swarm.stage.attention.arena import KvArena
+from swarm.stage.attention.grid import round_up
+from swarm.stage.attention.racks import KvShape
+from swarm.wire.messages import LayerRange, Row
+
+pytestmark = pytest.mark.skipif(not sharing.can_share(), reason="this system can't map one file at several addresses")
+
+CPU = torch.device("cpu")
+LAYERS = LayerRange(0, 3)
+SHAPES = [KvShape(2, 64, 64), KvShape(1, 64, 32), KvShape(3, 16, 128)]
+UNIT = 128  # positions that fill whole pages in every layer: 64 keys of 16 numbers are half a page
+LIMIT = 1024
+
+
+def numbers(count: int, seed: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    total = sum(shape.numbers for shape in SHAPES) * count
+    return torch.randn(total, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def write(
+    arena: KvArena, sequence: int, start: int, count: int, *, seed: int, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    """As a pass does: first the positions are counted, then they are written."""
+    arena.mark_used(Row(sequence, start, count, False))
+    span, flat = (start, start + count), numbers(count, seed, dtype)
+    arena.write_positions(sequence, LAYERS, span, flat, shapes=SHAPES, active=LAYERS)
+
+
+def read(arena: KvArena, sequence: int, stop: int) -> torch.Tensor:
+    return arena.read_positions(sequence, LAYERS, 0, stop)
+
+
+def shared_with(arena: KvArena, num: int, *, position: int = 800, written: int = 900) -> None:
+    """Open sequence 0, and ``num`` forks of it."""
+    arena.open(0, LIMIT)
+    write(arena, 0, 0, written, seed=1)
+    for sequence in range(1, num + 1):
+        arena.fork(sequence, 0, position, LIMIT)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_shared_prefix_has_the_bits_of_a_copy(dtype: torch.dtype, plain: bool) -> None:
+    with native.disabled("to see torch's layout") if plain else nullcontext():
+        arena = KvArena(CPU)
+        arena.open(0, LIMIT)
+        write(arena, 0, 0, 900, seed=1, dtype=dtype)
+        before = read(arena, 0, 900)
+        arena.fork(1, 0, 800, LIMIT)
+        arena.fork(2, 0, 800, LIMIT, may_share=False)
+        assert arena._sequences[1].shared.stop >= 640  # not a copy
+        assert arena._sequences[2].shared.stop == 0
+        assert torch.equal(read(arena, 1, 800), read(arena, 2, 800))
+        assert torch.equal(read(arena, 0, 900), before)
+
+
+def test_a_prefix_counts_once() -> None:
+    arena = KvArena(CPU)
+    shared_with(arena, 8)
+    assert arena.used == round_up(900) + 8 * (800 - 768)
+    arena.release(0)
+    assert arena.used == 768 + 8 * 32
+    for sequence in range(1, 9):
+        arena.release(sequence)
+    assert arena.used == 0
+
+
+def test_a_prefix_takes_memory_once() -> None:
+    """Private and file pages of this process, as the kernel counts them in proportion to the mappings."""
+    arena = KvArena(CPU)
+    arena.open(0, LIMIT)
+    write(arena, 0, 0, 1024, seed=1)
+    before = _proportional_kib()
+    for sequence in range(1, 31):
+        arena.fork(sequence, 0, 1024, LIMIT)
+        read(arena, sequence, 1024)
+    per_sequence = sum(shape.numbers for shape in SHAPES) * 2 * 1024 // 1024
+    assert _proportional_kib() - before < 3 * per_sequence  # 30 copies would take ten times as much
+
+
+def _proportional_kib() -> int:
+    with open("/proc/self/smaps_rollup") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+
+def test_what_is_written_after_a_fork_shows_in_no_other_sequence() -> None:
+    arena = KvArena(CPU)
+    shared_with(arena, 2)
+    prefix = read(arena, 0, 800)
+    for sequence in (0, 1, 2):
+        write(arena, sequence, 900 if sequence == 0 else 800, 100, seed=10 + sequence)
+    for sequence in (0, 1, 2):
+        assert torch.equal(read(arena, sequence, 800), prefix)
+    assert torch.equal(arena.read_positions(0, LAYERS, 900, 1000), numbers(100, 10))
+    assert torch.equal(arena.read_positions(1, LAYERS, 800, 900), numbers(100, 11))
+    assert torch.equal(arena.read_positions(2, LAYERS, 800, 900), numbers(100, 12))
+
+
+@pytest.mark.parametrize("position", [0, 1, 300, 767])
+@pytest.mark.parametrize("cut", [0, 1, 2])
+def test_a_sequence_cut_below_its_fork_writes_for_itself_only(position: int, cut: int) -> None:
+    arena = KvArena(CPU)
+    shared_with(arena, 2)
+    prefix = read(arena, 0, 800)
+    arena.truncate(cut, position)
+    write(arena, cut, position, 800 - position, seed=5)
+    for sequence in {0, 1, 2} - {cut}:
+        assert torch.equal(read(arena, sequence, 800), prefix)
+    assert torch.equal(arena.read_positions(cut, LAYERS, position, 800), numbers(800 - position, 5))
+    # what was cut counts as the sequence's own from then on
+    others = 768 + 32 + 32 if cut == 0 else round_up(900) + 32
+    assert arena.used == others + (round_up(900) if cut == 0 and position > 0 else 800)
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_sequences_are_released_in_any_order(order: tuple[int, ...]) -> None:
+    """A slot that is used again reads as zeros, whatever was mapped there."""
+    arena, files = KvArena(CPU), _open_files()
+    shared_with(arena, 2)
+    prefix, left = read(arena, 0, 800), [0, 1, 2]
+    for number, sequence in enumerate(order):
+        arena.release(sequence)
+        left.remove(sequence)
+        for other in left:
+            assert torch.equal(read(arena, other, 800), prefix)
+        arena.open(10 + number, LIMIT)
+        write(arena, 10 + number, 1000, 1, seed=3)
+        assert not read(arena, 10 + number, 1000).any()
+    assert arena.used == 3 * 1024
+    assert _open_files() == files
+
+
+def _open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_fork_of_a_fork_shares_with_both() -> None:
+    arena = KvArena(CPU)
+    shared_with(arena, 1)
+    write(arena, 1, 800, 224, seed=2)
+    arena.fork(4, 1, 1000, LIMIT)
+    assert arena._sequences[4].shared.stop == 768  # less than the least prefix follows, so it is copied
+    arena.fork(2, 1, 1024, LIMIT)
+    assert arena._sequences[2].shared.stop == 1024
+    assert torch.equal(read(arena, 4, 1000), read(arena, 1, 1000))
+    arena.truncate(0, 500)
+    write(arena, 0, 500, 500, seed=7)
+    arena.fork(3, 0, 1000, LIMIT)
+    assert torch.equal(read(arena, 3, 1000), read(arena, 0, 1000))
+    assert torch.equal(read(arena, 2, 1024), read(arena, 1, 1024))
+
+
+def test_what_a_shrunken_sequence_gave_up_reads_as_zeros() -> None:
+    arena = KvArena(CPU)
+    shared_with(arena, 1)
+    prefix = read(arena, 1, 800)
+    arena.shrink(0, 384)
+    arena._sequences[0].limit = LIMIT  # to look beyond
+    after = arena.read_positions(0, LAYERS, 384, 1024)
+    assert not after.any()
+    assert torch.equal(read(arena, 1, 800), prefix)
+    assert arena.used == 384 + 768 + 32
+
+
+def test_layers_that_come_and_go_leave_the_others() -> None:
+    arena = KvArena(CPU)
+    shared_with(arena, 2)
+    one = LayerRange(1, 2)
+    before = arena.read_positions(2, one, 0, 800)
+    arena.keep_layers(one)
+    arena.release(0)
+    assert torch.equal(arena.read_positions(1, one, 0, 800), before)
+    assert torch.equal(arena.read_positions(2, one, 0, 800), before)
+    assert arena.used == 2 * 800  # nothing counts as shared, since a layer that is computed again is not
+    arena.fork(3, 2, 800, LIMIT)
+    assert torch.equal(arena.read_positions(3, one, 0, 800), before)
+    assert arena.used == 2 * 800 + 32
+
+
+def test_copies_of_other_layers_are_not_shared() -> None:
+    arena, other = KvArena(CPU), LayerRange(3, 4)
+    arena.open(0, LIMIT)
+    write(arena, 0, 0, 900, seed=1)
+    flat = torch.ones(SHAPES[0].numbers * 640, dtype=torch.bfloat16)
+    arena.write_positions(0, other, (0, 640), flat, shapes=SHAPES[:1], active=LAYERS)
+    arena.fork(1, 0, 800, LIMIT)
+    arena.write_positions(1, other, (0, 640), -flat, shapes=SHAPES[:1], active=LAYERS)
+    assert torch.equal(arena.read_positions(0, other, 0, 640), flat)
+    assert torch.equal(arena.read_positions(1, other, 0, 640), -flat)
+    arena.drop_copies(1, other)
+    assert torch.equal(arena.read_positions(0, other, 0, 640), flat)
+    assert torch.equal(read(arena, 1, 800), read(arena, 0, 800))
+
+
+def test_a_reset_arena_holds_no_file() -> None:
+    arena, files = KvArena(CPU), _open_files()
+    shared_with(arena, 3)
+    assert _open_files() == files + 1
+    arena.reset()
+    assert _open_files() == files
+    assert arena.used == 0
+
+
+@pytest.mark.parametrize("limit", ["files", "mappings", "ranges"])
+def test_where_nothing_can_be_mapped_prefixes_are_copied(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    if limit == "files":
+        monkeypatch.setattr(os, "memfd_create", refuse)
+    elif limit == "mappings":
+        monkeypatch.setattr(sharing, "map_pages", refuse)
+    else:
+        monkeypatch.setattr(arena_module, "MAX_RANGES", 30)
+    arena = KvArena(CPU)
+    shared_with(arena, 2)
+    assert torch.equal(read(arena, 1, 800), read(arena, 0, 800))
+    assert arena.used == round_up(900) + 2 * 800
+
+
+def test_a_process_that_is_forked_writes_for_itself_only() -> None:
+    arena = KvArena(CPU)
+    shared_with(arena, 1)
+    before = read(arena, 1, 800)
+    part, _ = arena._sequences[1].rack.buffers[0].parts(arena._sequences[1].slot, 0, 768)
+    child = os.fork()
+    if child == 0:  # torch's threads are missing here
+        ctypes.memset(part.address, 0, part.num_bytes)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert torch.equal(read(arena, 1, 800), before)
+
+
+MOVES = st.lists(
+    st.tuples(
+        st.sampled_from(["fork", "fork", "write", "truncate", "shrink", "release"]),
+        st.integers(0, 3),
+        st.integers(0, 3),
+        st.integers(1, LIMIT),
+    ),
+    max_size=25,
+)
+
+
+@given(MOVES)
+@settings(max_examples=60, deadline=None)
+def test_an_arena_that_shares_holds_what_one_that_copies_holds(moves: list[tuple[str, int, int, int]]) -> None:
+    """Whatever is done in whatever order; and it never counts more, or less than nothing."""
+    sharing_arena, copying = KvArena(CPU), KvArena(CPU)
+    ends: dict[int, int] = {}
+    for number, (move, sequence, other, position) in enumerate(moves):
+        if move == "fork" and other in ends and other != sequence:
+            stop = min(position, ends[other])
+            sharing_arena.fork(sequence, other, stop, LIMIT)
+            copying.fork(sequence, other, stop, LIMIT, may_share=False)
+            ends[sequence] = stop
+        for arena in (sharing_arena, copying):
+            _apply(arena, move, sequence, position, end=ends.get(sequence), seed=number)
+        if move == "release":
+            ends.pop(sequence, None)
+        elif move == "write":
+            ends[sequence] = LIMIT if sequence not in ends else _limit(sharing_arena, sequence)
+        elif move in ("truncate", "shrink") and sequence in ends:
+            ends[sequence] = min(ends[sequence], position)
+        assert 0 <= sharing_arena.used <= copying.used + LIMIT
+        for held, stop in ends.items():
+            assert (stop == 0) or torch.equal(read(sharing_arena, held, stop), read(copying, held, stop))
+    for held in list(ends):
+        sharing_arena.release(held)
+    assert sharing_arena.used == 0
+
+
+def _limit(arena: KvArena, sequence: int) -> int:
+    return arena._sequences[sequence].limit
+
+
+def _apply(arena: KvArena, move: str, sequence: int, position: int, *, end: int | None, seed: int) -> None:
+    if move == "write":
+        if end is None:
+            arena.open(sequence, LIMIT)
+        begin = end or 0
+        if begin < _limit(arena, sequence):
+            write(arena, sequence, begin, _limit(arena, sequence) - begin, seed=seed)
+    elif move == "truncate" and end is not None:
+        arena.truncate(sequence, min(position, end))
+    elif move == "shrink" and end is not None:
+        arena.shrink(sequence, position)
+    elif move == "release":
+        arena.release(sequence)
+
+
+@pytest.fixture(autouse=True)
+def _no_file_stays() -> Iterator[None]:
+    files = _open_files()
+    yield
+    assert _open_files() == files
