@@ -1,5 +1,5 @@
 /*
- * More than 16 rows times decoded groups of a block, by tiles (AMX). The same sums as multiply_group makes. 32 rows and
+ * Many rows times decoded groups of a block, by tiles (AMX). The same sums as multiply_groups makes. 32 rows and
  * 32 outputs take all tiles; what they give for a few groups goes to memory that stays in the first-level cache, and is
  * added to the sums while the tiles multiply the next groups. So a sum is read and written once for these groups, and
  * no addition waits for a tile.
@@ -11,18 +11,6 @@
 
 #define HALF 32 /* outputs that are multiplied at a time */
 #define BATCH 2 /* groups that are added together */
-
-/* Decoded groups, and the rows that they multiply. */
-typedef struct {
-  const Quantized *job;
-  const uint16_t *weights; /* of the first group */
-  const Factors *factors;
-  int64_t group, count; /* number of the first; how many there are */
-  const uint16_t *x;    /* the first row's inputs of the first group */
-  int64_t stride;
-  const float *row_sums; /* the first row's of the first group, or NULL */
-  float *sums;
-} Decoded;
 
 /* Parts of a few groups that are still to be added: for 32 outputs of up to 32 rows. `count` is 0 if there are none. */
 typedef struct {
@@ -99,21 +87,22 @@ INLINE void multiply_half(const uint16_t *weights, int64_t steps, const uint16_t
 }
 
 /* Multiply up to 32 rows and 32 outputs of all groups, adding the parts that were pending; the last ones stay pending. */
-INLINE void multiply_chunk(int has_minima, const Decoded *from, int64_t row, int64_t rows, int64_t output,
-                           float *parts[2], Pending *pending) {
+INLINE void multiply_chunk(int has_minima, const Segment *from, const BlockRows *all, int64_t row, int64_t rows,
+                           int64_t output, float *parts[2], Pending *pending) {
   const int64_t size = from->job->format->group, groups = from->job->layout.groups;
   const int64_t steps = size < 2 * TILE_PAIRS ? 1 : size / (2 * TILE_PAIRS), room = size / 2 * PAIR_OF_BLOCK;
-  const uint16_t *x = from->x + row * from->stride;
+  const uint16_t *x = operand_at(all->x, row, from->group * size).at;
+  const int64_t stride = all->x.stride;
   for (int64_t group = 0; group < from->count;) {
     int64_t count = from->count - group < BATCH ? 1 : BATCH;
     float *to = parts[0];
     for (int64_t g = 0; g < count; g++) {
-      multiply_half(from->weights + (group + g) * room + output * 2, steps, x + (group + g) * size, from->stride,
+      multiply_half(from->weights + (group + g) * room + output * 2, steps, x + (group + g) * size, stride,
                     rows > TILE_PAIRS, to + g * CHUNK_ROWS * HALF);
       add_pending(has_minima, pending, groups, g, count);
     }
-    const float *row_sums = has_minima ? from->row_sums + row * groups + group : NULL;
-    *pending = (Pending){to,   from->factors + group, row_sums, from->sums + row * WIDTH + output,
+    const float *row_sums = has_minima ? all->row_sums + row * groups + from->group + group : NULL;
+    *pending = (Pending){to,   from->factors + group, row_sums, all->sums + row * WIDTH + output,
                          rows, count,                 output,   from->group + group == 0};
     parts[0] = parts[1];
     parts[1] = to;
@@ -122,28 +111,28 @@ INLINE void multiply_chunk(int has_minima, const Decoded *from, int64_t row, int
 }
 
 /* All rows times all outputs. A rest that fills no two tiles comes last, with tiles of its size. */
-INLINE void multiply_chunks(int has_minima, const Decoded *from, int64_t rows, float *room) {
+INLINE void multiply_chunks(int has_minima, const Segment *from, const BlockRows *all, float *room) {
   const int64_t pairs = least(TILE_PAIRS, from->job->format->group / 2);
-  const int64_t rest = rows % TWO_TILES, whole = rows - rest;
+  const int64_t rest = all->rows % TWO_TILES, whole = all->rows - rest;
   float *parts[2] = {room, room + BATCH * CHUNK_ROWS * HALF};
   Pending pending = {.count = 0};
   if (whole > 0) shape_tiles(TWO_TILES, pairs);
   for (int64_t output = 0; output < WIDTH; output += HALF)
     for (int64_t row = 0; row < whole; row += TWO_TILES)
-      multiply_chunk(has_minima, from, row, TWO_TILES, output, parts, &pending);
+      multiply_chunk(has_minima, from, all, row, TWO_TILES, output, parts, &pending);
   if (rest > 0) {
     if (whole == 0 || rest != TILE_PAIRS) shape_tiles(rest, pairs);
     for (int64_t output = 0; output < WIDTH; output += HALF)
-      multiply_chunk(has_minima, from, whole, rest, output, parts, &pending);
+      multiply_chunk(has_minima, from, all, whole, rest, output, parts, &pending);
   }
   add_pending(has_minima, &pending, from->job->layout.groups, 0, 1);
 }
 
-static void multiply_segment(const Decoded *from, int64_t rows, float *room) {
-  if (from->row_sums == NULL)
-    multiply_chunks(0, from, rows, room);
+static void multiply_batches(const Segment *from, const BlockRows *all, float *room) {
+  if (all->row_sums == NULL)
+    multiply_chunks(0, from, all, room);
   else
-    multiply_chunks(1, from, rows, room);
+    multiply_chunks(1, from, all, room);
 }
 
 #endif

@@ -29,12 +29,29 @@ typedef struct {
   const float *row_sums; /* [row][group]: of each row's inputs; NULL where there are no minima */
 } Quantized;
 
-/* Where one thread works. */
+/* The rows that multiply a block, and where the sums go: [row][64]. */
 typedef struct {
-  uint16_t weights[3 * SEGMENT_INPUTS / 2 * PAIR_OF_BLOCK]; /* a segment, or three groups */
+  Operand x;             /* the first row's inputs */
+  const float *row_sums; /* the first row's, or NULL */
+  int64_t rows;
+  float *sums;
+} BlockRows;
+
+/* Where one thread works. Few rows (stream_amx.h) use it in their own way. */
+typedef struct {
+  uint16_t weights[SEGMENT_INPUTS / 2 * PAIR_OF_BLOCK];
   Factors factors[SEGMENT_GROUPS];
   float parts[2 * CHUNK_ROWS * WIDTH]; /* with many rows: two batches of groups, half as many outputs (chunks_amx.h) */
+  uint16_t lines[3 * 16 * 32]; /* rows of some steps (stream_amx.h) */
 } Bench;
+
+/* Some decoded groups, one after the other. */
+typedef struct {
+  const Quantized *job;
+  const uint16_t *weights;
+  const Factors *factors;
+  int64_t group, count; /* number of the first; how many there are */
+} Segment;
 
 /* A block's way through memory: `after` is what the same thread reads next, or NULL. */
 typedef struct {
@@ -60,33 +77,37 @@ static void decode_group(const Quantized *job, Stream stream, int64_t group, uin
 }
 
 /* Add a group's parts to the sums. */
-INLINE void add_parts(const float *parts, const Factors *factors, int64_t rows, float *sums, int first,
+INLINE void add_parts(const float *parts, const FactorVectors *factors, int64_t rows, float *sums, int first,
                       const float *row_sums, int64_t groups) {
-  vec scale[4], minimum[4];
-  for (int v = 0; v < 4; v++) {
-    scale[v] = v_load(factors->scales + v * 16);
-    minimum[v] = row_sums == NULL ? v_set(0.0f) : v_load(factors->minima + v * 16);
-  }
   for (int64_t row = 0; row < rows; row++) {
-    for (int v = 0; v < 4; v++) {
+    _Pragma("GCC unroll 4") for (int v = 0; v < 4; v++) {
       vec sum = first ? v_set(0.0f) : v_load(sums + row * WIDTH + v * 16);
-      sum = v_fma(v_load(parts + row * WIDTH + v * 16), scale[v], sum);
-      if (row_sums != NULL) sum = v_fnma(minimum[v], v_set(row_sums[row * groups]), sum);
+      sum = v_fma(v_load(parts + row * WIDTH + v * 16), factors->scale[v], sum);
+      if (row_sums != NULL) sum = v_fnma(factors->minimum[v], v_set(row_sums[row * groups]), sum);
       v_store(sums + row * WIDTH + v * 16, sum);
     }
   }
 }
 
-/* Rows times a decoded group. */
-INLINE void multiply_group(int kind, const Quantized *job, const uint16_t *weights, const Factors *factors, int64_t group,
-                           Operand x, int64_t first, int64_t rows, float *parts, float *sums) {
-  Piece piece = {(const char *)weights, PAIR_OF_BLOCK * 2, job->format->group / 2, WIDTH / 16, 1};
-  const float *row_sums = job->row_sums == NULL ? NULL : job->row_sums + first * job->layout.groups + group;
-  multiply_decoded(kind, piece, operand_at(x, first, group * job->format->group), rows, (Sums){parts, WIDTH, 1});
-  add_parts(parts, factors, rows, sums, group == 0, row_sums, job->layout.groups);
+/* Rows times decoded groups, some rows at a time. */
+static void multiply_groups(int kind, const Segment *from, const BlockRows *to, float *parts) {
+  const Quantized *job = from->job;
+  const int64_t size = job->format->group, groups = job->layout.groups, has_minima = to->row_sums != NULL;
+  for (int64_t row = 0; row < to->rows; row += CHUNK_ROWS) {
+    int64_t rows = least(CHUNK_ROWS, to->rows - row);
+    for (int64_t i = 0; i < from->count; i++) {
+      int64_t group = from->group + i;
+      Piece piece = {(const char *)(from->weights + i * size / 2 * PAIR_OF_BLOCK), PAIR_OF_BLOCK * 2, size / 2,
+                     WIDTH / 16, 1};
+      FactorVectors factors = loaded_factors(&from->factors[i], (int)has_minima);
+      multiply_decoded(kind, piece, operand_at(to->x, row, group * size), rows, (Sums){parts, WIDTH, 1});
+      add_parts(parts, &factors, rows, to->sums + row * WIDTH, group == 0,
+                has_minima ? to->row_sums + row * groups + group : NULL, groups);
+    }
+  }
 }
 
-#ifdef DECODE_LEAD
+#ifdef TILES_FOR_QUANTIZED
 #include "stream_amx.h"
 #include "chunks_amx.h"
 #endif
@@ -94,44 +115,43 @@ INLINE void multiply_group(int kind, const Quantized *job, const uint16_t *weigh
 #include "fused.h"
 #endif
 
+/* Few rows times a block, in a way of their own; 0 if the variant has none for them. */
+static int multiply_few(int kind, const Quantized *job, Stream stream, const BlockRows *to, Bench *bench) {
+  (void)kind, (void)job, (void)stream, (void)to, (void)bench;
+#ifdef TILES_FOR_QUANTIZED
+  if (MULTIPLIES_PAIRS(kind)) return stream_tiles(job, stream, to, bench);
+#endif
+#ifdef FUSED_ROWS
+  return multiply_fused(kind, job, stream, to);
+#else
+  return 0;
+#endif
+}
+
+static void multiply_segment(int kind, const Segment *from, const BlockRows *to, float *parts) {
+#ifdef TILES_FOR_QUANTIZED
+  if (MULTIPLIES_PAIRS(kind)) {
+    multiply_batches(from, to, parts);
+    return;
+  }
+#endif
+  multiply_groups(kind, from, to, parts);
+}
+
 /* Rows `first` and on times a block: `sums` are [rows][64]. 0, or -1 if there is no memory to work in. */
 static int multiply_quantized(int kind, const Quantized *job, Stream stream, Operand x, int64_t first, int64_t rows,
                               float *sums) {
   Bench *bench = swarm_scratch(SWARM_DECODED, sizeof *bench);
   if (bench == NULL) return -1;
-  int64_t size = job->format->group, groups = job->layout.groups, at_once = SEGMENT_INPUTS / size;
-#ifdef DECODE_LEAD
-  if (MULTIPLIES_PAIRS(kind) && rows <= TILE_PAIRS) {
-    const float *row_sums = job->row_sums == NULL ? NULL : job->row_sums + first * groups;
-    Streamed all = {job, stream, (const uint16_t *)x.at + first * x.stride, x.stride, rows, row_sums, sums};
-    stream_tiles(&all, bench);
-    return 0;
-  }
-#endif
-#ifdef FUSED_ROWS
-  if (rows <= FUSED_ROWS) {
-    FUSED[job->format->codes][rows - 1](!MULTIPLIES_PAIRS(kind), job, stream, x, first, sums);
-    return 0;
-  }
-#endif
+  const int64_t size = job->format->group, groups = job->layout.groups, at_once = SEGMENT_INPUTS / size;
+  const float *row_sums = job->row_sums == NULL ? NULL : job->row_sums + first * groups;
+  BlockRows to = {operand_at(x, first, 0), row_sums, rows, sums};
+  if (multiply_few(kind, job, stream, &to, bench)) return 0;
   for (int64_t group = 0; group < groups; group += at_once) {
-    int64_t count = least(at_once, groups - group);
-    for (int64_t i = 0; i < count; i++)
+    Segment segment = {job, bench->weights, bench->factors, group, least(at_once, groups - group)};
+    for (int64_t i = 0; i < segment.count; i++)
       decode_group(job, stream, group + i, bench->weights + i * size / 2 * PAIR_OF_BLOCK, &bench->factors[i]);
-#ifdef DECODE_LEAD
-    if (MULTIPLIES_PAIRS(kind)) {
-      Decoded all = {job, bench->weights, bench->factors, group, count,
-                     (const uint16_t *)x.at + first * x.stride + group * size, x.stride,
-                     job->row_sums == NULL ? NULL : job->row_sums + first * groups + group, sums};
-      multiply_segment(&all, rows, bench->parts);
-      continue;
-    }
-#endif
-    for (int64_t row = 0; row < rows; row += CHUNK_ROWS) {
-      for (int64_t i = 0; i < count; i++)
-        multiply_group(kind, job, bench->weights + i * size / 2 * PAIR_OF_BLOCK, &bench->factors[i], group + i, x,
-                       first + row, least(CHUNK_ROWS, rows - row), bench->parts, sums + row * WIDTH);
-    }
+    multiply_segment(kind, &segment, &to, bench->parts);
   }
   return 0;
 }

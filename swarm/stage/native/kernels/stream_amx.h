@@ -1,115 +1,179 @@
 /*
- * Up to 16 rows times a block of a quantized matrix, by tiles (AMX). The same sums as multiply_group makes, in another
- * order of instructions: eight inputs of a later group are decoded between two tile products, because a tile's latency
- * is long and a tile that reads what was written just before it waits for that.
+ * Up to 16 rows times a block of a quantized matrix, by tiles (AMX). The same sums as multiply_groups makes, in another
+ * order of instructions.
+ *
+ * A step is 32 inputs. Its weights are decoded between the tile products of an earlier step, because a tile's latency is
+ * long and a tile that reads what was written just before it waits for that.
+ *
+ * Two groups of 16 inputs share a step: each has rows of its own in the tile that multiplies the weights, and in them
+ * the other group's inputs are 0. 0 times a weight changes no sum.
  */
 #ifndef SWARM_STREAM_AMX_H
 #define SWARM_STREAM_AMX_H
 
 #include "tiles_amx.h"
 
-/* One group's decoded weights and factors, and what its tiles gave. */
-typedef struct {
-  uint16_t *weights;
-  Factors *factors;
-  float *parts;
-} Slot;
+#define STEP_INPUTS 32
+#define STEP_NUMBERS (STEP_INPUTS / 2 * PAIR_OF_BLOCK)
+#define RING 3 /* steps whose decoded weights are kept: the one that is multiplied, and those ahead of it */
+_Static_assert(sizeof((Bench *)NULL)->weights >= RING * STEP_NUMBERS * sizeof(uint16_t), "weights of RING steps");
+_Static_assert(sizeof((Bench *)NULL)->lines >= RING * TILE_PAIRS * STEP_INPUTS * sizeof(uint16_t), "rows of RING steps");
 
+/* How a block is cut into steps. */
 typedef struct {
-  const Quantized *job;
-  Stream stream;
-  const uint16_t *x;
-  int64_t stride, rows;
-  const float *row_sums;
-  float *sums;
-} Streamed;
+  int64_t num_groups; /* of a step: 2 of 16 inputs, else 1 */
+  int64_t num_steps;  /* of a group, or of two of 16 inputs */
+  int64_t steps;      /* of the block */
+  int64_t rows;       /* of a tile */
+} StreamPlan;
 
-/* Decodes eight inputs after the other. `left` of them: none when all groups are decoded. */
+/* Groups whose parts are to be added to the sums. `count` is 0 if there are none. */
 typedef struct {
-  const char *from, *ahead;
+  const float *parts; /* [group][row][64] */
+  int64_t group, count;
+} StreamedParts;
+
+static StreamPlan stream_plan(const Quantized *job, int64_t rows) {
+  const int64_t size = job->format->group, groups = job->layout.groups;
+  StreamPlan plan = {.num_groups = size < STEP_INPUTS ? STEP_INPUTS / size : 1};
+  plan.num_steps = size < STEP_INPUTS ? 1 : size / STEP_INPUTS;
+  plan.steps = (groups * size + STEP_INPUTS - 1) / STEP_INPUTS;
+  plan.rows = rows * plan.num_groups;
+  return plan;
+}
+
+/* The rows of a step of two groups: for the first group, then for the second one, which the last step may lack. */
+INLINE void line_up(const BlockRows *all, int64_t step, int64_t groups, uint16_t *to) {
+  const __mmask32 first = 0xffff, second = step * 2 + 1 < groups ? ~first : 0;
+  for (int64_t row = 0; row < all->rows; row++) {
+    const uint16_t *from = (const uint16_t *)all->x.at + row * all->x.stride + step * STEP_INPUTS;
+    p_store(to + row * STEP_INPUTS, _mm512_maskz_loadu_epi16(first, from));
+    p_store(to + (all->rows + row) * STEP_INPUTS, _mm512_maskz_loadu_epi16(second, from));
+  }
+}
+
+/* A step that is decoded, eight inputs after the other. */
+typedef struct {
+  const char *from[2], *ahead[2]; /* of both halves; NULL if there is nothing to decode */
   uint16_t *to;
-  int64_t left;
 } Decoding;
 
-INLINE void decode_next(int kind, const Values *values, byte_vec low, byte_vec high, Decoding *at) {
-  if (at->left == 0) return;
-  decode_eight(kind, values, low, high, at->from, at->to, at->ahead);
-  int64_t bytes = lines_of_eight(kind) * LINE;
-  at->from += bytes, at->ahead += bytes, at->to += 4 * PAIR_OF_BLOCK, at->left--;
+INLINE void fetch_factors(const Quantized *job, Stream stream, int64_t group) {
+  const char *ahead = ahead_of(job, stream, codes_of_group(job, stream, group));
+  for (int64_t at = job->layout.codes; at < job->layout.group; at += LINE) fetch_far(ahead + at);
 }
 
-INLINE Slot slot_at(Bench *bench, int64_t group, int64_t slots, int64_t room) {
-  int64_t slot = group % slots;
-  return (Slot){bench->weights + slot * room, &bench->factors[slot], bench->parts + group % 2 * TILE_PAIRS * WIDTH};
+INLINE Decoding begin_step(int kind, const StreamPlan *plan, const Quantized *job, Stream stream, int64_t step,
+                           uint16_t *to) {
+  const int64_t half = 2 * lines_of_eight(kind) * LINE;
+  Decoding next = {{NULL, NULL}, {NULL, NULL}, to};
+  if (plan->num_groups == 1) {
+    int64_t group = step / plan->num_steps, at = step % plan->num_steps;
+    next.from[0] = codes_of_group(job, stream, group) + at * 2 * half;
+    next.from[1] = next.from[0] + half;
+    if (at == 0) fetch_factors(job, stream, group);
+  } else {
+    next.from[0] = codes_of_group(job, stream, 2 * step);
+    fetch_factors(job, stream, 2 * step);
+    if (2 * step + 1 < job->layout.groups) {
+      next.from[1] = codes_of_group(job, stream, 2 * step + 1);
+      fetch_factors(job, stream, 2 * step + 1);
+    } else {
+      memset(to + STEP_NUMBERS / 2, 0, STEP_NUMBERS); /* bytes of half a step: rows of 0 multiply them */
+    }
+  }
+  for (int i = 0; i < 2; i++) next.ahead[i] = next.from[i] == NULL ? NULL : ahead_of(job, stream, next.from[i]);
+  return next;
 }
 
-INLINE void add_slot(const Streamed *all, Slot slot, int64_t group) {
-  const float *row_sums = all->row_sums == NULL ? NULL : all->row_sums + group;
-  add_parts(slot.parts, slot.factors, all->rows, all->sums, group == 0, row_sums, all->job->layout.groups);
+INLINE void decode_quarter(int kind, const Tables *tables, const Decoding *step, int quarter) {
+  const int64_t skipped = quarter % 2 * lines_of_eight(kind) * LINE;
+  const char *from = step->from[quarter / 2];
+  if (from == NULL) return;
+  decode_eight(kind, tables, from + skipped, step->to + quarter * 4 * PAIR_OF_BLOCK, step->ahead[quarter / 2] + skipped);
 }
 
-/* One step's product for sixteen outputs; before it, eight inputs are decoded if `decodes`. */
-#define STREAM_TILE(sums, weights, decodes)                                                       \
-  do {                                                                                            \
-    if (decodes) decode_next(kind, values, low, high, &decoding);                                 \
-    if (from == NULL) break;                                                                      \
-    if (step == 0) TILE_ZERO(sums);                                                               \
-    TILE_LOAD(weights, from + (sums) * 32, PAIR_OF_BLOCK * 2);                                    \
-    TILE_MULTIPLY(sums, 4, weights);                                                              \
+INLINE void add_streamed(const Quantized *job, Stream stream, const BlockRows *all, StreamedParts from) {
+  for (int64_t i = 0; i < from.count; i++) {
+    const int64_t group = from.group + i, groups = job->layout.groups;
+    FactorVectors factors = factors_of(job->format, &job->layout, stream.block, group);
+    add_parts(from.parts + i * all->rows * WIDTH, &factors, all->rows, all->sums, group == 0,
+              all->row_sums == NULL ? NULL : all->row_sums + group, groups);
+  }
+}
+
+/* A product of sixteen outputs; before it, a quarter of a step is decoded. */
+#define STREAM_TILE(sums, weights)                             \
+  do {                                                         \
+    decode_quarter(kind, &tables, &decoding, sums);            \
+    if (from == NULL) break;                                   \
+    TILE_LOAD(weights, from + (sums) * 32, PAIR_OF_BLOCK * 2); \
+    TILE_MULTIPLY(sums, 4, weights);                           \
   } while (0)
 
-INLINE void stream_kind(int kind, const Streamed *all, Bench *bench) {
-  const Quantized *job = all->job;
-  const Values *values = &job->values;
-  const byte_vec low = b_table(values->low), high = b_table(values->high);
-  const int64_t size = job->format->group, groups = job->layout.groups, room = size / 2 * PAIR_OF_BLOCK;
-  const int64_t lead = (DECODE_LEAD + size - 1) / size, slots = lead + 2; /* the one before is still to be added */
-  const int64_t steps = size < 2 * TILE_PAIRS ? 1 : size / (2 * TILE_PAIRS), whole = size >= 2 * TILE_PAIRS;
-  shape_tiles(all->rows, whole ? TILE_PAIRS : size / 2);
-  for (int64_t group = 0; group < groups + lead; group++) {
-    int64_t mine = group - lead; /* the one that is multiplied */
-    Decoding decoding = {.left = 0};
-    if (group < groups) {
-      Slot slot = slot_at(bench, group, slots, room);
-      const char *from = codes_of_group(job, all->stream, group), *ahead = ahead_of(job, all->stream, from);
-      for (int64_t at = job->layout.codes; at < job->layout.group; at += LINE) fetch_far(ahead + at);
-      load_factors(job->format, &job->layout, all->stream.block, group, slot.factors);
-      decoding = (Decoding){from, ahead, slot.weights, size / 8};
+INLINE void stream_kind(int kind, const StreamPlan *plan, const Quantized *job, Stream stream, const BlockRows *all,
+                        Bench *bench) {
+  const Tables tables = tables_of(kind, &job->values);
+  const int64_t ahead = RING - 1, groups = job->layout.groups;
+  const int64_t room = TILE_PAIRS * STEP_INPUTS;
+  StreamedParts pending = {.count = 0};
+  float *parts = bench->parts, *other = bench->parts + TILE_PAIRS * WIDTH;
+  shape_tiles(plan->rows, TILE_PAIRS);
+  for (int64_t step = 0, turn = 0; step < plan->steps + ahead; step++) {
+    const int64_t mine = step - ahead; /* the one that is multiplied */
+    const uint16_t *from = mine < 0 ? NULL : bench->weights + mine % RING * STEP_NUMBERS;
+    Decoding decoding = {.from = {NULL, NULL}};
+    if (step < plan->steps) {
+      decoding = begin_step(kind, plan, job, stream, step, bench->weights + step % RING * STEP_NUMBERS);
+      if (plan->num_groups > 1) line_up(all, step, groups, bench->lines + step % RING * room);
     }
-    Slot slot = slot_at(bench, mine < 0 ? 0 : mine, slots, room);
-    for (int64_t step = 0; step < steps; step++) {
-      const uint16_t *from = mine < 0 ? NULL : slot.weights + step * TILE_PAIRS * PAIR_OF_BLOCK;
-      if (from != NULL) TILE_LOAD(4, all->x + mine * size + step * 2 * TILE_PAIRS, all->stride * 2);
-      STREAM_TILE(0, 5, 1);
-      STREAM_TILE(1, 6, whole);
-      STREAM_TILE(2, 7, 1);
-      STREAM_TILE(3, 5, whole);
+    if (from != NULL) {
+      if (turn == 0) {
+        TILE_ZERO(0);
+        TILE_ZERO(1);
+        TILE_ZERO(2);
+        TILE_ZERO(3);
+      }
+      if (plan->num_groups > 1)
+        TILE_LOAD(4, bench->lines + mine % RING * room, STEP_INPUTS * 2);
+      else
+        TILE_LOAD(4, (const uint16_t *)all->x.at + mine * STEP_INPUTS, all->x.stride * 2);
     }
-    if (mine > 0) {
-      Slot before = slot_at(bench, mine - 1, slots, room);
-      add_slot(all, before, mine - 1);
-    }
-    if (mine < 0) continue;
-    TILE_STORE(0, slot.parts, WIDTH * 4);
-    TILE_STORE(1, slot.parts + 16, WIDTH * 4);
-    TILE_STORE(2, slot.parts + 32, WIDTH * 4);
-    TILE_STORE(3, slot.parts + 48, WIDTH * 4);
+    STREAM_TILE(0, 5);
+    STREAM_TILE(1, 6);
+    STREAM_TILE(2, 7);
+    STREAM_TILE(3, 5);
+    if (from == NULL || ++turn < plan->num_steps) continue;
+    add_streamed(job, stream, all, pending);
+    TILE_STORE(0, parts, WIDTH * 4);
+    TILE_STORE(1, parts + 16, WIDTH * 4);
+    TILE_STORE(2, parts + 32, WIDTH * 4);
+    TILE_STORE(3, parts + 48, WIDTH * 4);
+    int64_t group = mine / plan->num_steps * plan->num_groups;
+    pending = (StreamedParts){parts, group, least(plan->num_groups, groups - group)};
+    parts = other;
+    other = (float *)pending.parts;
+    turn = 0;
   }
-  add_slot(all, slot_at(bench, groups - 1, slots, room), groups - 1);
+  add_streamed(job, stream, all, pending);
 }
 
-static void stream_tiles(const Streamed *all, Bench *bench) {
-  int64_t kind = all->job->format->codes;
+/* 0 if there are too many rows. */
+static int stream_tiles(const Quantized *job, Stream stream, const BlockRows *all, Bench *bench) {
+  const int64_t kind = job->format->codes;
+  StreamPlan plan = stream_plan(job, all->rows);
+  if (plan.rows > TILE_PAIRS) return 0;
   if (kind == SWARM_CODES4)
-    stream_kind(SWARM_CODES4, all, bench);
+    stream_kind(SWARM_CODES4, &plan, job, stream, all, bench);
   else if (kind == SWARM_CODES5)
-    stream_kind(SWARM_CODES5, all, bench);
+    stream_kind(SWARM_CODES5, &plan, job, stream, all, bench);
   else if (kind == SWARM_CODES6)
-    stream_kind(SWARM_CODES6, all, bench);
+    stream_kind(SWARM_CODES6, &plan, job, stream, all, bench);
   else if (kind == SWARM_CODES8)
-    stream_kind(SWARM_CODES8, all, bench);
+    stream_kind(SWARM_CODES8, &plan, job, stream, all, bench);
   else
-    stream_kind(SWARM_FLOATS8, all, bench);
+    stream_kind(SWARM_FLOATS8, &plan, job, stream, all, bench);
+  return 1;
 }
 
 #endif

@@ -21,7 +21,6 @@
 #define TILE_PAIRS 16  /* pairs of inputs in a tile, and its most rows */
 #define TWO_TILES 32   /* rows of two tiles */
 #define TILES_AHEAD 4  /* how far ahead of itself whoever reads the matrix only once fetches: 16 KiB */
-#define DECODE_LEAD 64 /* inputs: a tile waits for what was written just before it */
 #define PANEL 256      /* rows of a piece of work: whole pairs of tiles */
 
 /*
@@ -252,5 +251,6 @@ static void multiply_tiles(Piece piece, const uint16_t *x, int64_t stride, int64
 #define MULTIPLIES_PAIRS(kind) ((kind) == SWARM_BFLOAT16)
 #define MULTIPLY_PAIRS multiply_tiles
 #define MULTIPLIED release_tiles
+#define TILES_FOR_QUANTIZED /* stream_amx.h and chunks_amx.h */
 
 #endif

@@ -44,21 +44,30 @@ INLINE void p_join(byte_vec low, byte_vec high, pair_vec *first, pair_vec *secon
   *second = _mm512_ternarylogic_epi32(lower, _mm512_srli_epi16(low, 8), high, 0xca);
 }
 
-/* Byte number `k` of every four, minus the offset. A byte as the last bits of 2^23 is added to it. */
-INLINE __m512i difference(byte_vec codes, int k, __m512 offset) {
-  const __m512i lower = _mm512_set1_epi32(0xff), large = _mm512_set1_epi32(0x4b000000);
-  __m512i moved = k == 0 ? codes : _mm512_srli_epi32(codes, (unsigned)(8 * k));
-  __m512i number = _mm512_ternarylogic_epi32(moved, lower, large, 0xea); /* moved & lower | large */
-  return _mm512_castps_si512(_mm512_sub_ps(_mm512_castsi512_ps(number), offset));
+/* Numbers of sixteen bits, and which of them each lane of sixteen bits names by its lowest five bits. */
+#define HAS_NUMBER_TABLE
+INLINE byte_vec p_table(const uint16_t table[32]) { return _mm512_loadu_si512(table); }
+INLINE pair_vec p_look_up(byte_vec table, byte_vec at) { return _mm512_permutexvar_epi16(at, table); }
+INLINE byte_vec p_moved(byte_vec codes, unsigned bits) { return _mm512_srli_epi16(codes, bits); }
+
+/* A byte of each lane, where `mask` is, minus the offset: it becomes the last bits of a large number, `large`. */
+INLINE __m512i difference(byte_vec codes, int mask, int large, __m512 offset) {
+  __m512i number = _mm512_ternarylogic_epi32(codes, _mm512_set1_epi32(mask), _mm512_set1_epi32(large), 0xea);
+  return _mm512_castps_si512(_mm512_sub_ps(_mm512_castsi512_ps(number), offset)); /* codes & mask | large */
+}
+
+/* The upper halves of two vectors' lanes side by side. */
+INLINE pair_vec upper_halves(__m512i even, __m512i odd) {
+  const __m512i upper = _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);
+  return _mm512_mask_shuffle_epi8(odd, 0x3333333333333333, even, upper);
 }
 
 INLINE void p_from_differences(byte_vec codes, int64_t offset, pair_vec *first, pair_vec *second) {
-  const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
-  __m512 from = _mm512_set1_ps((float)((1 << 23) + offset));
-  __m512i a = difference(codes, 0, from), b = difference(codes, 2, from);
-  __m512i c = difference(codes, 1, from), d = difference(codes, 3, from);
-  *first = _mm512_ternarylogic_epi32(upper, b, _mm512_srli_epi32(a, 16), 0xca);
-  *second = _mm512_ternarylogic_epi32(upper, d, _mm512_srli_epi32(c, 16), 0xca);
+  enum { LARGE = 0x4b000000, LESS_LARGE = 0x47000000 }; /* 2^23 and 2^15: bits 0 and 8 are 1 */
+  const __m512 from = _mm512_set1_ps((float)((1 << 23) + offset)), less = _mm512_set1_ps((float)((1 << 15) + offset));
+  __m512i moved = _mm512_srli_epi32(codes, 16);
+  *first = upper_halves(difference(codes, 0xff, LARGE, from), difference(moved, 0xff, LARGE, from));
+  *second = upper_halves(difference(codes, 0xff00, LESS_LARGE, less), difference(moved, 0xff00, LESS_LARGE, less));
 }
 
 /* E4M3. `low` and `high` hold the eight numbers whose exponent is 0. */
