@@ -7,6 +7,12 @@ import pytest
 from tests.faults.bench import Bench, long
 
 
+@pytest.fixture(scope="module")
+def options() -> dict[str, str]:
+    """Without copies all that is lost is replayed, and the process dies in replays; ``test_copies`` has copies."""
+    return {"SWARM_PLAN__STANDBY_KV": "none"}
+
+
 @pytest.mark.parametrize("place", [0, 1, -1], ids=["first", "middle", "last"])
 async def test_a_stage_is_killed_in_decode(bench: Bench, place: int) -> None:
     """Whichever stage dies: the same answers to the last bit of their logprobs; and no more work than what was lost,

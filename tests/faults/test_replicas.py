@@ -22,7 +22,7 @@ SAMPLING: list[dict[str, Any]] = [
     {"temperature": 1.1, "top_k": 40, "seed": 13},
 ]
 TOKENS = 600
-NEAR = 64  # positions that copies lack when the worker dies
+NEAR = 256  # positions that the copies of all sequences and stages lack when the worker dies
 MOST_REPLAYED = 160  # positions of a sequence: its unfinished block, those on their way, and those of the last second
 
 

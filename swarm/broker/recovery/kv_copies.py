@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from math import inf
 
 import msgspec
 
@@ -46,6 +47,7 @@ CHECK_EVERY_S = 0.5  # interval at which the progress of the routes is compared
 STANDS_STILL_S = 3.0  # a route without progress for this long is ordered again, if it is …
 MIN_LAG = 64  # … this number of positions behind
 MAX_BACKOFF = 16  # most times that the wait for the next repetition is prolonged
+CONNECTION_SHARE = 0.1  # of the throughput between two hosts that copies may take
 PAUSE_S = 30.0  # for which a holder without memory gets no further copies
 
 
@@ -161,7 +163,7 @@ def _find_holders(state: State, stage: StagePlan) -> Iterator[tuple[LayerRange, 
     able = [
         (worker.incarnation, layers_of(worker.warm_layers))
         for worker in state.workers.values()
-        if _can_copy(state, stage.incarnation, worker)
+        if _can_copy(state, stage.incarnation, worker) and _fits_connection(state, stage, worker)
     ]
     first, holders = stage.layers.first, [name for name, warm in able if stage.layers.first in warm]
     for layer in range(stage.layers.first + 1, stage.layers.stop + 1):
@@ -181,12 +183,25 @@ def _can_copy(state: State, source: str, holder: Worker) -> bool:
         holder.incarnation != source
         and holder.state is WorkerState.MEMBER
         and bool(holder.hello.kv_endpoint)
+        and sender.may_copies_count
         and max(sender.hello.wire_versions) >= PROTOCOL
         and (own == others or not others)  # a worker without a part has not reported its kernels
         and sender.hello.dtype == holder.hello.dtype
         and state.routes.state_of(source, holder.incarnation, state.now) is RouteState.OPEN
         and state.now >= state.kv_copies.paused_until.get(holder.incarnation, 0.0)
     )
+
+
+def _fits_connection(state: State, stage: StagePlan, holder: Worker) -> bool:
+    """Whether a stage's copies take a small part of the throughput between two hosts, at the predicted rate of
+    positions: on a slow connection they would delay the steps."""
+    forecast = None if state.plans.current is None else state.plans.current.forecast
+    if stage.host == holder.hello.host or forecast is None or not forecast.step_s:
+        return True
+    positions_per_s = forecast.load.rows * forecast.in_flight / forecast.step_s
+    links = (state.workers[stage.incarnation].hello.link, holder.hello.link)
+    throughput = min((link.bytes_per_s for link in links if link is not None), default=inf)
+    return position_bytes(state, stage.layers) * positions_per_s <= CONNECTION_SHARE * throughput
 
 
 def _score(state: State, holder: str, assigned: int) -> float:
@@ -369,6 +384,16 @@ class KvCopies:
         if adopted:
             self.state.count("kv_copies_used_positions", adopted)
             self.state.recoveries.add_copied(adopted)
+
+    def on_worker_lost(self, worker: Worker) -> None:
+        """Have the holders drop what this worker has sent, if its results were wrong. They receive the order before the
+        next plan's, so that they take over nothing of it."""
+        copies = self.state.kv_copies
+        trusted = tuple(route for route in copies.replicas if route.source != worker.incarnation)
+        if not worker.may_copies_count and len(trusted) < len(copies.replicas):
+            copies.replicas = trusted
+            self.state.count("kv_copies_distrusted")
+            order_copies(self.state, self.out, map(CopyOrder, trusted))
 
     def reset(self) -> None:
         """Drop the record of orders, which end with their plan, and of workers that are gone."""

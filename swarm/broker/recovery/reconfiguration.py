@@ -148,6 +148,7 @@ class Reconfiguration:
         """Handle a worker that is out. A plan that contains it is void. ``blame``: sequences in its steps may be the
         cause."""
         plans = self._state.plans
+        self.copies.on_worker_lost(worker)
         was_under_way = plans.upcoming is not None and worker.incarnation in plans.upcoming.members
         if was_under_way:
             self._abandon_plan()

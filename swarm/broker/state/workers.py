@@ -256,6 +256,11 @@ class Worker:
         raised."""
         return not (self.num_corrupt_results or self.num_faults)
 
+    @property
+    def may_copies_count(self) -> bool:
+        """Whether copies of the keys and values that the worker computed may be used."""
+        return self.is_trusted and not self.is_revoked
+
     def fail_test(self, problem: str, now: float) -> None:
         """Put the worker out because a test of its device failed."""
         self.put_out(f"its steps failed, and so did a test of its device: {problem}")

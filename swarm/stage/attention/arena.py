@@ -29,6 +29,7 @@ from swarm.stage.attention.grid import CELL, round_up
 from swarm.stage.attention.layouts import choose_layouts
 from swarm.stage.attention.racks import KvShape, LayerBuffer, Rack, Region, new_buffer
 from swarm.stage.attention.sharing import (
+    MAX_FILES,
     MAX_RANGES,
     MIN_SHARED,
     SharedPositions,
@@ -142,7 +143,9 @@ class KvArena:
             return  # it has gained layers since
         if stop - source.shared.stop < MIN_SHARED:
             stop = min(stop, source.shared.stop)
-        if stop == 0 or sum(each.ranges for each in self._sequences.values()) + 4 * ranges > MAX_RANGES:
+        num_files = len(source.shared.prefixes) + 1
+        num_ranges = sum(each.ranges for each in self._sequences.values()) + 2 * (num_files + 1) * ranges
+        if stop == 0 or num_files > MAX_FILES or num_ranges > MAX_RANGES:
             return
         try:
             if source.shared.stop < stop:
@@ -151,10 +154,12 @@ class KvArena:
                 shared.map(source.rack.buffers, source.slot, stop)
                 self._sharing.hold(source.shared, shared, stop)
             for shared, end in source.shared.prefixes:
-                if shared.start < stop:
-                    held.ranges += ranges
-                    shared.map(held.rack.buffers, held.slot, min(stop, end))
-                    self._sharing.hold(held.shared, shared, min(stop, end))
+                # Only whole: a file of which a sequence holds a part takes the memory of all of it.
+                if not shared.stop == end <= stop:
+                    break
+                held.ranges += ranges
+                shared.map(held.rack.buffers, held.slot, end)
+                self._sharing.hold(held.shared, shared, end)
         except OSError as error:  # no file or no mapping is to be had: copying always works
             log.warning("kv_not_shared", error=str(error))
 

@@ -23,6 +23,8 @@ from swarm.stage.attention.racks import LayerBuffer
 MIN_SHARED = 256
 # Mapped ranges of one arena. A process may have 65,530 mappings by default, and the memory behind a range counts again.
 MAX_RANGES = 16_384
+# Files behind one sequence. A conversation that grows by turns adds one in each; beyond that it is copied.
+MAX_FILES = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +77,7 @@ class SharingAccount:
     """Account of the positions that sequences share. A shared prefix counts in full while a sequence holds some of it,
     and the holders' positions in it don't count."""
 
-    saved: int = 0  # positions of all sequences that don't count; below 0 if only a part of a prefix is held
+    saved: int = 0  # positions of all sequences that don't count
 
     def hold(self, positions: SharedPositions, shared: SharedPrefix, stop: int) -> None:
         """Count a shared prefix up to ``stop`` as a part of a sequence."""

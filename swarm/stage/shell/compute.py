@@ -183,7 +183,11 @@ class ComputeThread:
         if self._has_idle_time():
             return 0.0
         wait_s = RETRY_S if self._recheck_connection.is_full else TICK_S
-        return min(wait_s, self.kv.wait_s(self._clock.now(), may_send=self._core.may_send_kv))
+        return min(wait_s, self._kv_wait_s())
+
+    def _kv_wait_s(self) -> float:
+        may_take = not self._core.is_parked
+        return self.kv.wait_s(self._clock.now(), may_take=may_take, may_send=self._core.may_send_kv)
 
     def fail(self, error: BaseException) -> None:
         """End the worker after a bug in any thread: a worker that limps on would hide it. A supervisor restarts it."""

@@ -104,7 +104,7 @@ class KvChannels:
             for message, data in self._read(action):
                 num_bytes += len(data)
                 target.unsent.append(DATA.encode(message, data))
-        except IllegalMove as error:
+        except (IllegalMove, RuntimeError, MemoryError) as error:  # torch's own errors are RuntimeErrors
             log.warning("kv_part_unreadable", sequence=action.sequence, reason=str(error))
             target.unsent.clear()
             return 0

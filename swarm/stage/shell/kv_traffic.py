@@ -54,10 +54,10 @@ class KvTraffic:
     def blocked_channels(self) -> tuple[PushChannel, ...]:
         return self._channels.blocked_channels()
 
-    def wait_s(self, now: float, *, may_send: bool) -> float:
-        """Return after what time there is something to do; infinite if nothing has happened. ``may_send``: whether the
-        core may have something to send."""
-        if self._receiver is not None and self._receiver.has_parts:
+    def wait_s(self, now: float, *, may_take: bool, may_send: bool) -> float:
+        """Return after what time there is something to do; infinite if nothing has happened. ``may_take``: whether
+        arrived parts are taken now. ``may_send``: whether the core may have something to send."""
+        if may_take and self._receiver is not None and self._receiver.has_parts:
             return 0.0
         return max(0.0, self._next_turn_at - now) if may_send and self._is_due else inf
 

@@ -74,8 +74,10 @@ from swarm.wire.messages import (
     Hop,
     KeepWarm,
     KeptWarm,
+    LayerCost,
     LayerRange,
     Lineage,
+    LinkCost,
     LogRange,
     Manifest,
     Order,
@@ -163,6 +165,8 @@ class FakeWorker:
     key: str | None = None
     ticket: str = ""
     kv_endpoint: str = ""
+    costs: tuple[LayerCost, ...] = ()
+    link: LinkCost | None = None
     copies: tuple[HeldSequence, ...] = ()  # of other workers' keys and values, in its next report
     held: dict[int, int] = field(default_factory=dict)  # lies, if a test wants it to
     logged: dict[int, int] = field(default_factory=dict)  # sequence -> positions in the log of what it sent
@@ -181,6 +185,7 @@ class FakeWorker:
             "name": self.name,
             "incarnation": self.incarnation,
             "pid": 1,
+            "link": self.link,
             "host": self.host or self.name,  # each on a machine of its own, unless a test says otherwise
             "wire_versions": VERSIONS,
             "schema": schema(),
@@ -189,7 +194,7 @@ class FakeWorker:
             "cores": 1,
             "endpoint": f"tcp://{self.incarnation}",
             "memory_bytes": self.memory_bytes,
-            "costs": (),
+            "costs": self.costs,
             "manifest": self.manifest,
             "held_layers": None,
             "held": (),

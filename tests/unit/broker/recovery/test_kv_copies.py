@@ -20,7 +20,9 @@ from swarm.wire.messages import (
     Activated,
     HeldSequence,
     KvHeld,
+    LayerCost,
     LayerRange,
+    LinkCost,
     Query,
     RangePosition,
     ReceiveKv,
@@ -167,8 +169,33 @@ def test_to_whom_nothing_is_copied(fields: dict[str, object]) -> None:
     assert sent(bench.log) == accepted(bench.log) == {}
 
 
+@pytest.mark.parametrize(("bytes_per_s", "is_copied"), [(1e9, True), (1e3, False)])
+def test_copies_take_a_small_part_of_a_connection_between_hosts(bytes_per_s: float, is_copied: bool) -> None:
+    costs = (LayerCost("decode", 1, 32, 0.001, False), LayerCost("decode", 1, 32, 0.001, True))
+    bench = copying(2, costs=costs, link=LinkCost(0.001, bytes_per_s))
+    assert bench.state.plans.current is not None
+    assert bench.state.plans.current.forecast is not None
+    assert bench.state.plans.current.forecast.step_s
+    assert bool(sent(bench.log)) is is_copied
+
+
 def test_without_copies_by_the_settings() -> None:
     assert not orders(copying(3, "none").log, SendKv)
+
+
+@pytest.mark.parametrize("is_wrong", [True, False])
+def test_what_a_worker_with_wrong_results_sent_is_dropped_before_anybody_takes_it_over(is_wrong: bool) -> None:
+    bench = copying(2)
+    report(bench, "w1", {}, PINS["w0"])
+    assert ("w0.1", "w1.1") in accepted(bench.log)
+    before = len(bench.log)
+    w0 = bench.state.workers["w0.1"]
+    w0.num_corrupt_results = int(is_wrong)
+    actions = bench.lose("w0")
+    last = [order for holder, order in orders(actions, ReceiveKv) if holder == "w1.1"]
+    assert [order.sources for order in last] == ([()] if is_wrong else [])
+    assert bench.state.counters.get("kv_copies_distrusted", 0) == int(is_wrong)
+    assert len(bench.log) > before
 
 
 def test_changed_settings_end_the_copies() -> None:
