@@ -46,7 +46,7 @@ async def test_only_what_copies_lack_is_replayed(model: Path, zygote: Zygote, tm
             await swarm.until(client, "plan", lambda plan: len(plan.get("copies", ())) > 2)
             before = await figures(client)
             answers = asyncio.create_task(everything(client))
-            await some_tokens(swarm, client, 4 * 60)
+            await some_tokens(swarm, client, 4 * 350)
             await swarm.until(client, "stats", lambda stats: stats["kv_copies"]["behind"] <= NEAR)
             assert not answers.done()
             swarm.kill((await order(client))[place])
