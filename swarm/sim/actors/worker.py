@@ -47,7 +47,7 @@ from swarm.wire.messages import (
 )
 
 STAGE_TICK_S = 0.1  # interval of the worker's timer
-RELEASE_TIMEOUT_S = 3.0  # how long a worker that wants to leave waits for its release
+RELEASE_TIMEOUT_S = 8.0  # how long a worker that wants to leave waits for its release
 RECONNECT_S = (0.01, 0.8)  # until a worker notices that the broker is back
 
 
