@@ -86,8 +86,8 @@ async def test_all_stages_are_killed(bench: Bench) -> None:
 async def test_a_replacement_dies_too(bench: Bench, fault: str) -> None:
     """The process that comes in the place of a dead one dies before, at or after each thing that it says or is told,
     while it loads, while it replays. It has nothing to replay when it comes, since its layers' keys and values are
-    copied to it; so a neighbour is killed, too, and it takes layers over. It may have too little to replay, since answers are
-    short just then: another neighbour is killed."""
+    copied to it; so a neighbour is killed, too, and it takes layers over. It may have too little to replay, since
+    answers are short just then: another neighbour is killed."""
     times = len(bench.struck_so_far())
     async with bench.under_load(warm=30):
         name = (await bench.order())[1]
