@@ -7,8 +7,8 @@ MUTANTS = (
         name="kv-copies-in-forks",
         breaks="A fork begins with copies of its source, which may end before its position.",
         target="swarm.stage.attention.arena:KvArena.fork",
-        old="for layer in self._sequences[source].layers - self._sequences[source].copies.keys():",
-        new="for layer in set(self._sequences[source].layers):",
+        old="layers = old.layers - old.copies.keys()",
+        new="layers = set(old.layers)",
         caught_by="tests/model/test_kv_moves.py::test_forks_and_cuts_leave_copies_consistent",
     ),
     Mutant(

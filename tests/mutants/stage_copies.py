@@ -155,7 +155,7 @@ MUTANTS = (
             allowed = {rank: turn.is_idle or budget.refill(now) for rank, budget in self._budgets.items()}
         """,
         new="allowed = dict.fromkeys(self._budgets, True)",
-        caught_by=f"{SENDER}::test_between_steps_copies_take_their_share_of_the_time",
+        caught_by=f"{SENDER}::test_an_urgent_target_has_half_of_the_time",
     ),
     Mutant(
         name="parts-sent-after-a-fence",
