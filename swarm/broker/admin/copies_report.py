@@ -37,7 +37,7 @@ def describe_copies(state: State, plan: Plan) -> Iterator[str]:
     """Describe each route in a sentence with its price."""
     rate, kind = state.kv_copies.positions_per_s, "measured"
     if not rate and plan.forecast is not None and plan.forecast.step_s:
-        rate, kind = plan.forecast.load.rows * plan.forecast.in_flight / plan.forecast.step_s, "predicted"
+        rate, kind = plan.forecast.tokens_per_s, "predicted"
     for route in state.kv_copies.replicas:
         per_position = position_bytes(state, route.layers)
         full = per_position * state.plans.kv_blocks * BLOCK

@@ -196,12 +196,11 @@ def _fits_connection(state: State, stage: StagePlan, holder: Worker) -> bool:
     """Whether a stage's copies take a small part of the throughput between two hosts, at the predicted rate of
     positions: on a slow connection they would delay the steps."""
     forecast = None if state.plans.current is None else state.plans.current.forecast
-    if stage.host == holder.hello.host or forecast is None or not forecast.step_s:
+    if stage.host == holder.hello.host or forecast is None:
         return True
-    positions_per_s = forecast.load.rows * forecast.in_flight / forecast.step_s
     links = (state.workers[stage.incarnation].hello.link, holder.hello.link)
     throughput = min((link.bytes_per_s for link in links if link is not None), default=inf)
-    return position_bytes(state, stage.layers) * positions_per_s <= CONNECTION_SHARE * throughput
+    return position_bytes(state, stage.layers) * forecast.tokens_per_s <= CONNECTION_SHARE * throughput
 
 
 def _score(state: State, holder: str, assigned: int) -> float:

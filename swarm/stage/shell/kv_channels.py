@@ -29,6 +29,8 @@ from swarm.wire.push import PushChannel
 MAX_PART_BYTES: Final = 4 << 20
 _LINGER_S: Final = 0.05  # accepted messages may still leave; closing without a linger would wait for the thread
 _QUEUE: Final = 2  # messages that a connection accepts in addition to the one that it is writing
+# errors of a device while keys and values are read or written; torch's own are RuntimeErrors
+MOVE_ERRORS: Final = (IllegalMove, RuntimeError, MemoryError)
 
 log = get_logger(__name__)
 
@@ -104,7 +106,7 @@ class KvChannels:
             for message, data in self._read(action):
                 num_bytes += len(data)
                 target.unsent.append(DATA.encode(message, data))
-        except (IllegalMove, RuntimeError, MemoryError) as error:  # torch's own errors are RuntimeErrors
+        except MOVE_ERRORS as error:
             log.warning("kv_part_unreadable", sequence=action.sequence, reason=str(error))
             target.unsent.clear()
             return 0

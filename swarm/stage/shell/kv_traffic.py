@@ -12,11 +12,10 @@ from math import inf
 from typing import Final
 
 from swarm.clock import Clock
-from swarm.errors import IllegalMove
 from swarm.stage import actions as act
 from swarm.stage.events import KvArrived, KvPartTaken, KvStoreFailed, KvTurn
 from swarm.stage.executor import Executor
-from swarm.stage.shell.kv_channels import KvChannels
+from swarm.stage.shell.kv_channels import MOVE_ERRORS, KvChannels
 from swarm.stage.shell.kv_receiver import KvReceiver
 from swarm.wire.push import PushChannel
 
@@ -98,7 +97,7 @@ class KvTraffic:
             case act.StoreKv(sequence):
                 try:
                     act.apply_to_executor(self._executor, action)
-                except (IllegalMove, RuntimeError, MemoryError) as error:  # torch's own errors are RuntimeErrors
+                except MOVE_ERRORS as error:
                     return (KvStoreFailed(sequence, f"{type(error).__name__}: {error}"),)
             case act.ConnectKvTargets(edges):
                 self._channels.connect(edges)
