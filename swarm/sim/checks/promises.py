@@ -180,8 +180,7 @@ class PromiseCheck:
             return 0  # the request was submitted again: the broker did not recognise its former sequence
         for stage in state.plans.current.stages:
             worker = state.workers[stage.incarnation]
-            is_awaited = stage.name in state.restart.awaited  # an earlier broker had not given it up
-            if worker.joined_at > self._scene.broker.started_at + REJOIN_S or not is_awaited:
+            if worker.joined_at > self._scene.broker.started_at + REJOIN_S:
                 return 0  # its first Hello was lost, and the broker waited no longer
             hello = worker.hello
             if hello.lineage.journal != state.lineage.journal:
