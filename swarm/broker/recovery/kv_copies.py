@@ -177,19 +177,26 @@ def _find_holders(state: State, stage: StagePlan) -> Iterator[tuple[LayerRange, 
 
 def _can_copy(state: State, source: str, holder: Worker) -> bool:
     """Whether a worker can send keys and values to another one, which can use them."""
-    sender, capacity = state.workers[source], state.plans.capacity
-    own, others = (capacity[i].bits if i in capacity else "" for i in (source, holder.incarnation))
+    sender, bits = state.workers[source], reported_bits(state, source)
     return (
         holder.incarnation != source
         and holder.state is WorkerState.MEMBER
         and bool(holder.hello.kv_endpoint)
         and sender.may_copies_count
         and max(sender.hello.wire_versions) >= PROTOCOL
-        and (own == others or not others)  # a worker without a part has not reported its kernels
+        and bool(bits)
+        and bits == reported_bits(state, holder.incarnation)
         and sender.hello.dtype == holder.hello.dtype
         and state.routes.state_of(source, holder.incarnation, state.now) is RouteState.OPEN
         and state.now >= state.kv_copies.paused_until.get(holder.incarnation, 0.0)
     )
+
+
+def reported_bits(state: State, incarnation: str) -> str:
+    """Return whose bits a worker computes: as a stage of the active plan, or with the layers that it keeps warm. Empty
+    if it has reported neither, or is unknown."""
+    ready, worker = state.plans.capacity.get(incarnation), state.workers.get(incarnation)
+    return ready.bits if ready is not None else "" if worker is None else worker.bits
 
 
 def _fits_connection(state: State, stage: StagePlan, holder: Worker) -> bool:
@@ -301,7 +308,12 @@ class KvCopies:
         """Whether anything has changed on which the routes depend."""
         current, copies = self.state.plans.current, self.state.kv_copies
         able = tuple(
-            (worker.incarnation, worker.warm_layers, now >= copies.paused_until.get(worker.incarnation, 0.0))
+            (
+                worker.incarnation,
+                worker.warm_layers,
+                worker.bits,
+                now >= copies.paused_until.get(worker.incarnation, 0.0),
+            )
             for worker in self.state.workers.values()
             if not worker.is_gone and worker.hello.kv_endpoint
         )
@@ -383,6 +395,28 @@ class KvCopies:
         if adopted:
             self.state.count("kv_copies_used_positions", adopted)
             self.state.recoveries.add_copied(adopted)
+
+    def drop_unlike(self, worker: Worker, bits: str) -> None:
+        """Give up replicas that this worker holds, and cannot take over: with the layers of the next plan it computes
+        other bits than the workers that computed them. It receives the order before that plan begins."""
+        copies, plans = self.state.kv_copies, self.state.plans
+        unlike = {
+            route
+            for route in copies.replicas
+            if route.holder == worker.incarnation and reported_bits(self.state, route.source) != bits
+        }
+        if not unlike:
+            return
+        copies.replicas = tuple(route for route in copies.replicas if route not in unlike)
+        self.out.note("copies_unlike", worker=worker.name)
+        if plans.current is None:  # otherwise the change of plan has orders of its own
+            kept = [route for route in copies.replicas if route.holder == worker.incarnation]
+            named = (
+                KvSource(r.source, r.layers, self.state.workers[r.source].hello.key)
+                for r in kept
+                if r.source in self.state.workers
+            )
+            self.out.append(SendToWorker(worker.peer, ReceiveKv(epoch=plans.epoch, sources=tuple(named))))
 
     def on_worker_lost(self, worker: Worker) -> None:
         """Have the holders drop what this worker has sent, if its results were wrong. They receive the order before the

@@ -72,8 +72,8 @@ class Migration:
         bits = plans.prepared[incarnation].bits
         if any(plans.capacity[route.source].bits != bits for route in self._migration.routes_to(incarnation)):
             self._migration.drop_holder(incarnation)
-            self._order()
             self.out.note("copies_unlike", worker=self.state.workers[incarnation].name)
+        self._order()  # replicas may have been given up for the same reason
 
     def on_held(self, worker: Worker, now: float) -> None:
         """Handle a worker's report of the copies that it holds, which ``kv_copies`` has recorded."""

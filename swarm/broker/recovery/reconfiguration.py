@@ -222,12 +222,14 @@ class Reconfiguration:
             return
         worker = self._state.workers[message.incarnation]
         worker.record_acceptance()
+        worker.record_bits(message.bits)
         stage = plans.upcoming.stage_of(message.incarnation) if plans.upcoming is not None else None
         if stage is not None:
             is_alone = plans.current is None
             self.standby.record_load(worker, stage.load_bytes, message.load_s + message.warm_up_s, is_alone=is_alone)
         plans.prepared[message.incarnation] = message
         plans.awaited.discard(message.incarnation)
+        self.copies.drop_unlike(worker, message.bits)
         if plans.current is not None:
             self._migration.on_prepared(message.incarnation)
 
