@@ -164,6 +164,23 @@ def test_copies_from_other_tokens_are_found_at_the_first_step(spare: KvPipe) -> 
     assert spare.receiver.executor.chains == {}
 
 
+@pytest.mark.parametrize("is_replay", [False, True])
+def test_a_sequence_of_copies_with_another_limit_gets_its_memory_anew(
+    is_replay: bool, spare: KvPipe, make_stage: MakeStage
+) -> None:
+    """The broker has counted none of its positions, since the report names the limit."""
+    spare.sender.run(step_of(1, Row(1, 0, 64, False), open=(begin(),)))
+    spare.copy_all()
+    assert take_over(spare, s1=64).held[0].limit == 256
+    if is_replay:
+        step = step_of(REPLAY_STEP, Row(1, 0, 64, False), epoch=2, replay=True, through=LAYERS, open=(begin(limit=90),))
+    else:
+        step = step_of(1, Row(1, 0, 64, False), epoch=2, open=(begin(limit=90),))
+    assert act.OpenSequence(1, 90) in spare.receiver.run(step)
+    assert spare.receiver.core.sequences[1].open.limit == spare.receiver.executor.limits[1] == 90
+    assert spare.receiver.executor.chains[1] == undisturbed(make_stage, 64, LAYERS)
+
+
 # --- what is not accepted --------------------------------------------------------------------------------------------
 
 

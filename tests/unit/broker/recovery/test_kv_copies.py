@@ -425,15 +425,16 @@ def test_what_a_stage_took_over_from_copies_counts_as_far_as_its_tokens_are_righ
     tokens = bench.sequence("r").tokens[:64]
     layers = (LayerRange(0, 2), LayerRange(2, 3))
 
-    def counted(digests: tuple[int, ...]) -> list[int]:
+    def counted(digests: tuple[int, ...], limit: int = bench.sequence("r").limit) -> list[int]:
         kv = (RangePosition(layers[0], 64), RangePosition(layers[1], 32))
-        report = Activated(incarnation="w1.1", held=(HeldSequence(sequence, kv, digests),), logs=())
+        report = Activated(incarnation="w1.1", held=(HeldSequence(sequence, kv, digests, limit),), logs=())
         return [part.position for part in trust_copied(report, bench.state).held[0].kv]
 
     assert counted(()) == [64, 32]
     assert counted(prefix_digests(tokens, 64)) == [64, 32]
     assert counted(prefix_digests([*tokens[:-1], 5], 64)) == [63, 32]
     assert counted(prefix_digests([5] * 64, 64)) == [0, 0]
+    assert counted(prefix_digests(tokens, 64), 71) == [0, 0]  # of another sequence of this number, or reservation
 
 
 def test_copies_of_ended_sequences_are_dropped() -> None:
