@@ -397,26 +397,20 @@ class KvCopies:
             self.state.recoveries.add_copied(adopted)
 
     def drop_unlike(self, worker: Worker, bits: str) -> None:
-        """Give up replicas that this worker holds, and cannot take over: with the layers of the next plan it computes
+        """Give up copies that this worker holds, and cannot take over: with the layers of the next plan it computes
         other bits than the workers that computed them. It receives the order before that plan begins."""
         copies, plans = self.state.kv_copies, self.state.plans
-        unlike = {
-            route
-            for route in copies.replicas
-            if route.holder == worker.incarnation and reported_bits(self.state, route.source) != bits
-        }
+        holder = worker.incarnation
+        named, _ = copies.sources.get(holder, ((), ()))
+        unlike = {source.incarnation for source in named if reported_bits(self.state, source.incarnation) != bits}
         if not unlike:
             return
-        copies.replicas = tuple(route for route in copies.replicas if route not in unlike)
-        self.out.note("copies_unlike", worker=worker.name)
+        copies.replicas = tuple(r for r in copies.replicas if r.holder != holder or r.source not in unlike)
         if plans.current is None:  # otherwise the change of plan has orders of its own
-            kept = [route for route in copies.replicas if route.holder == worker.incarnation]
-            named = (
-                KvSource(r.source, r.layers, self.state.workers[r.source].hello.key)
-                for r in kept
-                if r.source in self.state.workers
-            )
-            self.out.append(SendToWorker(worker.peer, ReceiveKv(epoch=plans.epoch, sources=tuple(named))))
+            alike = tuple(source for source in named if source.incarnation not in unlike)
+            copies.sources[holder] = alike, ()
+            self.out.append(SendToWorker(worker.peer, ReceiveKv(epoch=plans.epoch, sources=alike)))
+            self.out.note("copies_unlike", worker=worker.name)
 
     def on_worker_lost(self, worker: Worker) -> None:
         """Have the holders drop what this worker has sent, if its results were wrong. They receive the order before the

@@ -327,6 +327,23 @@ def test_layers_that_cannot_be_copied_are_replayed(fields: dict[str, object]) ->
     assert_ends(bench)
 
 
+@pytest.mark.parametrize("bits", ["alike", "other"])
+def test_copies_of_a_sender_that_dies_count_only_with_equal_bits(bits: str) -> None:
+    """The receiver reports its bits when it has loaded the layers for the recovery, and drops what it has received
+    before it takes them over (simulated seed 30564)."""
+    bench = loading(bits=bits)
+    report(bench, 2 * BLOCK)
+    bench.lose("w1")
+    bench.tick(0.5)
+    bench.take()
+    bench.workers["w2"].held = {bench.sequence().id: 0}
+    load(bench)
+    told = [order for peer, order in orders(bench.log) if peer == "w2.1"]
+    before = told[: next(place for place, order in enumerate(told) if isinstance(order, Activate))]
+    assert [order.sources for order in before if isinstance(order, ReceiveKv)] == ([] if bits == "alike" else [()])
+    assert_ends(bench)
+
+
 def test_a_blocked_route_carries_no_copies() -> None:
     bench = serving()
     bench.state.routes.block("w1.1", bench.state.workers["w2.1"], "no route to host", bench.now)
