@@ -301,6 +301,7 @@ class SequenceStore:
         self.copies.drop_others(kept)
         for sequence in self.sequences:
             self._truncate(sequence, positions[sequence])
+            self.log.expect(sequence, layers.stop)
         for sequence in [copied for copied in self.copies.sequences if copied not in self.sequences]:
             self.copies.truncate(sequence, positions[sequence])
             if positions[sequence]:
