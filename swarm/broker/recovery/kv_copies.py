@@ -16,7 +16,7 @@ A migration uses the same orders (``order_copies``), with urgent routes in addit
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 
@@ -177,7 +177,8 @@ def _find_holders(state: State, stage: StagePlan) -> Iterator[tuple[LayerRange, 
 
 def _can_copy(state: State, source: str, holder: Worker) -> bool:
     """Whether a worker can send keys and values to another one, which can use them."""
-    sender, bits = state.workers[source], reported_bits(state, source)
+    sender, bits, plans = state.workers[source], reported_bits(state, source), state.plans
+    upcoming = None if plans.upcoming is None else plans.prepared.get(holder.incarnation)
     return (
         holder.incarnation != source
         and holder.state is WorkerState.MEMBER
@@ -186,6 +187,7 @@ def _can_copy(state: State, source: str, holder: Worker) -> bool:
         and max(sender.hello.wire_versions) >= PROTOCOL
         and bool(bits)
         and bits == reported_bits(state, holder.incarnation)
+        and (upcoming is None or bits == upcoming.bits)
         and sender.hello.dtype == holder.hello.dtype
         and state.routes.state_of(source, holder.incarnation, state.now) is RouteState.OPEN
         and state.now >= state.kv_copies.paused_until.get(holder.incarnation, 0.0)
@@ -252,19 +254,22 @@ def position_bytes(state: State, layers: LayerRange) -> int:
 
 @dataclass(slots=True)
 class KvCopies:
-    """Orders the copies of replicas, and tracks what their holders have. Owns ``state.kv_copies``; appends actions to
+    """Chooses the copies of replicas, and tracks what their holders have. Owns ``state.kv_copies``; appends actions to
     ``out``."""
 
     state: State
     out: Outbox
-    _epoch: int = 0  # highest chosen epoch at the last orders: a later one may have replaced them
+    _epoch: int = 0  # epoch of the plan for which the routes were chosen
     _chosen_for: tuple[object, ...] = field(default=())
     _joined_at: dict[str, float] = field(default_factory=dict)  # by incarnation, at the last orders
 
-    def refresh(self, policy: StandbyPolicy, now: float) -> None:
-        """Order the copies that the present workers can hold; again where they stand still."""
+    def refresh(self, policy: StandbyPolicy, now: float, order: Callable[[Iterable[CopyRoute]], None]) -> None:
+        """Choose the copies that the present workers can hold, and have them ordered; again where they stand still.
+
+        ``order`` orders all present copies; it gets the routes that are to begin again.
+        """
         copies = self.state.kv_copies
-        if self._epoch != self.state.plans.epoch:
+        if self._epoch != self._current_epoch:
             self.reset()
         again = self._find_rejoined()
         has_changed = self._has_changed(policy, now)
@@ -273,8 +278,13 @@ class KvCopies:
         again |= set() if has_changed else self._find_standing_still(now)
         if has_changed or again:
             copies.replicas = routes
-            order_copies(self.state, self.out, map(CopyOrder, routes), again & set(routes))
+            order(again & set(routes))
         self._drop_ended(now)
+
+    @property
+    def _current_epoch(self) -> int:
+        current = self.state.plans.current
+        return 0 if current is None else current.epoch
 
     def _drop_ended(self, now: float) -> None:
         """Have holders drop the copies of sequences that have ended: a worker without a part in the plan receives no
@@ -428,7 +438,7 @@ class KvCopies:
         copies.forget_orders()
         present = {i for i, worker in self.state.workers.items() if not worker.is_gone}
         copies.held = {i: held for i, held in copies.held.items() if i in present}
-        self._epoch, self._chosen_for = self.state.plans.epoch, ()
+        self._epoch, self._chosen_for = self._current_epoch, ()
 
 
 def lag(sequence: Sequence, position: int) -> int:

@@ -98,6 +98,8 @@ class Reconfiguration:
             self._orders.tick(now)
         if plans.phase in (PlanPhase.PREPARING, PlanPhase.COPYING):
             self._migration.tick(now)
+        if plans.phase is PlanPhase.PREPARING and plans.current is not None:  # the load may take long
+            self.copies.refresh(self.target.rules.standby_kv, now, self._migration.order)
         if plans.phase not in (PlanPhase.NONE, PlanPhase.SERVING):
             return
         self._orders.release_leaving(now)
@@ -108,7 +110,7 @@ class Reconfiguration:
             if self._state.rebuilding.is_idle:
                 proposal = self.target.propose()
                 self.standby.order(None if isinstance(proposal, Shortage) else proposal)
-            self.copies.refresh(self.target.rules.standby_kv, now)
+            self.copies.refresh(self.target.rules.standby_kv, now, self._migration.order)
             if (direct := self._route_retries.next_retry(now)) is not None:
                 self._prepare(direct)
             return

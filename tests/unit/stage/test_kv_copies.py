@@ -539,8 +539,8 @@ def test_a_second_death_finds_the_copies_that_the_first_one_left(pipe: KvPipe, m
 
 
 def test_what_is_computed_after_copies_is_logged_for_the_next_death(make_stage: MakeStage) -> None:
-    """The stage before takes the lost layers over, up to 64. The log of its new end begins there: what copies of the next
-    stage's layers lack is rebuilt from it, and not from the tokens."""
+    """The stage before takes the lost layers over, up to 64. The log of its new end begins there: what copies of the
+    next stage's layers lack is rebuilt from it, and not from the tokens."""
     middle, first = make_stage(2, 4), make_stage(0, 2)
     activate(middle)
     activate(first)
