@@ -149,6 +149,7 @@ class FakeExecutor:
     num_draws: int = 0
     device: str = "cpu"
     dtype: str = "float32"
+    bits: str = "bits of a fake"
 
     def measure(self) -> tuple[LayerCost, ...]:
         return (LayerCost("decode", 1, 0, 0.001, False),)
@@ -160,7 +161,7 @@ class FakeExecutor:
             raise ModelError(self.fail_load)
         progress(1, 1)
         self.prepared = layers
-        return Capacity(self.capacity, max_sequences, 0.0, 0.0, 0)
+        return Capacity(self.capacity, max_sequences, 0.0, 0.0, 0, bits=self.bits)
 
     def keep(self, ranges: tuple[LayerRange, ...], progress: Progress, stopped: StopCheck) -> tuple[LayerRange, ...]:
         self.kept &= layers_of(ranges)
@@ -170,6 +171,9 @@ class FakeExecutor:
             self.kept |= {layer}
         progress(1, 1)
         return to_ranges(self.kept)
+
+    def loaded_bits(self) -> str:
+        return self.bits
 
     def activate(self, layers: LayerRange, kept: tuple[LayerRange, ...] = ()) -> None:
         if layers != self.prepared:

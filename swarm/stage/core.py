@@ -345,7 +345,7 @@ class StageCore:
     # --- steps out -------------------------------------------------------------------------------------------------
 
     def _on_computed(self, epoch: int, step: int, forwarded: ForwardResult, now: float) -> None:
-        self.faults.record_success()
+        self.faults.record_success(epoch)
         replayed = self.replays.current
         if replayed is not None and step == REPLAY_STEP and epoch == replayed.epoch == self.active:
             assert self.layers is not None

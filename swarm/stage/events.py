@@ -121,6 +121,7 @@ class StandbyProgressed:
 
     layers: tuple[LayerRange, ...]
     load_s: float  # time for the newest layers, without rests
+    bits: str = ""  # workers with equal ones compute equal keys and values
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,7 @@ class StandbyLoaded:
     layers: tuple[LayerRange, ...]
     load_s: float  # time for the layers that no ``StandbyProgressed`` has reported, without rests
     problem: str = ""  # the reason why not all layers were loaded; empty: all were
+    bits: str = ""  # workers with equal ones compute equal keys and values
 
 
 @dataclass(frozen=True, slots=True)

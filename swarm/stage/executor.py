@@ -140,6 +140,9 @@ class Executor(Protocol):
         thread.
         """
 
+    def loaded_bits(self) -> str:
+        """Return ``Capacity.bits`` of everything that is loaded. Called by a loader thread."""
+
     def activate(self, layers: LayerRange, kept: tuple[LayerRange, ...] = ()) -> None:
         """Compute with these (prepared) layers from now on. Keep ``kept``, which are loaded, as standby, with copies of
         other workers' keys and values but none of its own; drop all others."""

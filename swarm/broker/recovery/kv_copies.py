@@ -16,7 +16,7 @@ A migration uses the same orders (``order_copies``), with urgent routes in addit
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 
@@ -177,19 +177,28 @@ def _find_holders(state: State, stage: StagePlan) -> Iterator[tuple[LayerRange, 
 
 def _can_copy(state: State, source: str, holder: Worker) -> bool:
     """Whether a worker can send keys and values to another one, which can use them."""
-    sender, capacity = state.workers[source], state.plans.capacity
-    own, others = (capacity[i].bits if i in capacity else "" for i in (source, holder.incarnation))
+    sender, bits, plans = state.workers[source], reported_bits(state, source), state.plans
+    upcoming = None if plans.upcoming is None else plans.prepared.get(holder.incarnation)
     return (
         holder.incarnation != source
         and holder.state is WorkerState.MEMBER
         and bool(holder.hello.kv_endpoint)
         and sender.may_copies_count
         and max(sender.hello.wire_versions) >= PROTOCOL
-        and (own == others or not others)  # a worker without a part has not reported its kernels
+        and bool(bits)
+        and bits == reported_bits(state, holder.incarnation)
+        and (upcoming is None or bits == upcoming.bits)
         and sender.hello.dtype == holder.hello.dtype
         and state.routes.state_of(source, holder.incarnation, state.now) is RouteState.OPEN
         and state.now >= state.kv_copies.paused_until.get(holder.incarnation, 0.0)
     )
+
+
+def reported_bits(state: State, incarnation: str) -> str:
+    """Return whose bits a worker computes: as a stage of the active plan, or with the layers that it keeps warm. Empty
+    if it has reported neither, or is unknown."""
+    ready, worker = state.plans.capacity.get(incarnation), state.workers.get(incarnation)
+    return ready.bits if ready is not None else "" if worker is None else worker.bits
 
 
 def _fits_connection(state: State, stage: StagePlan, holder: Worker) -> bool:
@@ -245,19 +254,22 @@ def position_bytes(state: State, layers: LayerRange) -> int:
 
 @dataclass(slots=True)
 class KvCopies:
-    """Orders the copies of replicas, and tracks what their holders have. Owns ``state.kv_copies``; appends actions to
+    """Chooses the copies of replicas, and tracks what their holders have. Owns ``state.kv_copies``; appends actions to
     ``out``."""
 
     state: State
     out: Outbox
-    _epoch: int = 0  # highest chosen epoch at the last orders: a later one may have replaced them
+    _epoch: int = 0  # epoch of the plan for which the routes were chosen
     _chosen_for: tuple[object, ...] = field(default=())
     _joined_at: dict[str, float] = field(default_factory=dict)  # by incarnation, at the last orders
 
-    def refresh(self, policy: StandbyPolicy, now: float) -> None:
-        """Order the copies that the present workers can hold; again where they stand still."""
+    def refresh(self, policy: StandbyPolicy, now: float, order: Callable[[Iterable[CopyRoute]], None]) -> None:
+        """Choose the copies that the present workers can hold, and have them ordered; again where they stand still.
+
+        ``order`` orders all present copies; it gets the routes that are to begin again.
+        """
         copies = self.state.kv_copies
-        if self._epoch != self.state.plans.epoch:
+        if self._epoch != self._current_epoch:
             self.reset()
         again = self._find_rejoined()
         has_changed = self._has_changed(policy, now)
@@ -266,8 +278,13 @@ class KvCopies:
         again |= set() if has_changed else self._find_standing_still(now)
         if has_changed or again:
             copies.replicas = routes
-            order_copies(self.state, self.out, map(CopyOrder, routes), again & set(routes))
+            order(again & set(routes))
         self._drop_ended(now)
+
+    @property
+    def _current_epoch(self) -> int:
+        current = self.state.plans.current
+        return 0 if current is None else current.epoch
 
     def _drop_ended(self, now: float) -> None:
         """Have holders drop the copies of sequences that have ended: a worker without a part in the plan receives no
@@ -301,7 +318,12 @@ class KvCopies:
         """Whether anything has changed on which the routes depend."""
         current, copies = self.state.plans.current, self.state.kv_copies
         able = tuple(
-            (worker.incarnation, worker.warm_layers, now >= copies.paused_until.get(worker.incarnation, 0.0))
+            (
+                worker.incarnation,
+                worker.warm_layers,
+                worker.bits,
+                now >= copies.paused_until.get(worker.incarnation, 0.0),
+            )
             for worker in self.state.workers.values()
             if not worker.is_gone and worker.hello.kv_endpoint
         )
@@ -384,6 +406,22 @@ class KvCopies:
             self.state.count("kv_copies_used_positions", adopted)
             self.state.recoveries.add_copied(adopted)
 
+    def drop_unlike(self, worker: Worker, bits: str) -> None:
+        """Give up copies that this worker holds, and cannot take over: with the layers of the next plan it computes
+        other bits than the workers that computed them. It receives the order before that plan begins."""
+        copies, plans = self.state.kv_copies, self.state.plans
+        holder = worker.incarnation
+        named, _ = copies.sources.get(holder, ((), ()))
+        unlike = {source.incarnation for source in named if reported_bits(self.state, source.incarnation) != bits}
+        if not unlike:
+            return
+        copies.replicas = tuple(r for r in copies.replicas if r.holder != holder or r.source not in unlike)
+        if plans.current is None:  # otherwise the change of plan has orders of its own
+            alike = tuple(source for source in named if source.incarnation not in unlike)
+            copies.sources[holder] = alike, ()
+            self.out.append(SendToWorker(worker.peer, ReceiveKv(epoch=plans.epoch, sources=alike)))
+            self.out.note("copies_unlike", worker=worker.name)
+
     def on_worker_lost(self, worker: Worker) -> None:
         """Have the holders drop what this worker has sent, if its results were wrong. They receive the order before the
         next plan's, so that they take over nothing of it."""
@@ -400,7 +438,7 @@ class KvCopies:
         copies.forget_orders()
         present = {i for i, worker in self.state.workers.items() if not worker.is_gone}
         copies.held = {i: held for i, held in copies.held.items() if i in present}
-        self._epoch, self._chosen_for = self.state.plans.epoch, ()
+        self._epoch, self._chosen_for = self._current_epoch, ()
 
 
 def lag(sequence: Sequence, position: int) -> int:

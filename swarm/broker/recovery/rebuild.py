@@ -117,7 +117,8 @@ def live_positions(worker: Worker, sequences: list[Sequence]) -> tuple[SequenceP
 
 def trust_copied(report: Activated, state: State) -> Activated:
     """Lower the positions that a stage took over from copies only to those whose tokens are the sequence's: it has them
-    from another worker. Such sequences have digests."""
+    from another worker. If it has reserved other memory than the sequence needs now, none count: the stage reserves it
+    anew when the sequence is opened. Such sequences have digests."""
     return msgspec.structs.replace(report, held=tuple(_trust_digests(held, state) for held in report.held))
 
 
@@ -125,7 +126,8 @@ def _trust_digests(held: HeldSequence, state: State) -> HeldSequence:
     sequence = state.sequences.get(held.sequence)
     if not held.digests or sequence is None:
         return held
-    count = num_matching(sequence.tokens, max(part.position for part in held.kv), held.digests)
+    position = max(part.position for part in held.kv)
+    count = num_matching(sequence.tokens, position, held.digests) if held.limit == sequence.limit else 0
     parts = (RangePosition(part.layers, min(part.position, count)) for part in held.kv)
     return msgspec.structs.replace(held, kv=tuple(parts))
 

@@ -197,8 +197,15 @@ class _EligibleSequences(NamedTuple):
 
 
 def _choose_eligible(state: State) -> _EligibleSequences:
-    """Return one suspect, or all sequences that are not suspects, alternately."""
-    evidence = state.evidence
+    """Return one suspect, or all sequences that are not suspects, alternately.
+
+    A suspect's step is the only one in flight. Otherwise its failure would discard the steps of others, which could
+    show that the workers are sound, again and again.
+    """
+    evidence, nothing = state.evidence, _EligibleSequences([], [])
+    in_flight = [sequence for flight in state.in_flight.values() for sequence, _ in flight.sequences]
+    if any(sequence.id in evidence.suspects for sequence in in_flight):
+        return nothing
     everything = _EligibleSequences(list(state.running.due.values()), state.running.prefilling)
     suspects = [s for s in (*everything.due, *everything.prefilling) if s.id in evidence.suspects]
     if not suspects:
@@ -207,6 +214,8 @@ def _choose_eligible(state: State) -> _EligibleSequences:
     if has_others and not evidence.suspects_are_next:
         evidence.suspects_are_next = True
         return _EligibleSequences(*([s for s in each if s not in suspects] for each in everything))
+    if in_flight:
+        return nothing
     evidence.suspects_are_next = False
     first = min(suspects, key=lambda s: evidence.last_failure_at(s.id))
     return _EligibleSequences(*([s for s in each if s is first] for each in everything))

@@ -78,6 +78,8 @@ class WorkerNode:
             StageSettings(name, self.incarnation, cluster.manifest.num_layers, log_bytes=cluster.log_bytes)
         )
         self._machines = cluster.machines
+        if name in self._machines.unlike:
+            self.executor.bits = "other bits"
         self.device = SimDevice(cluster, self.executor, self._machines.slowness.get(name, 1.0))
         self.is_alive = True
         # frozen: stopped as by SIGSTOP; hung: only the compute thread has stopped
@@ -416,7 +418,7 @@ class WorkerNode:
         missing = () if self._stop_standby else sorted(wanted - warm)[:1]
         standby = self.executor.keep(to_ranges(warm.union(missing)), lambda a, b: None, lambda _: False)
         if not missing:
-            self.post(stage_event.StandbyLoaded(standby, 0.01))
+            self.post(stage_event.StandbyLoaded(standby, 0.01, bits=self.executor.loaded_bits()))
             return
-        self.post(stage_event.StandbyProgressed(standby, 0.01))
+        self.post(stage_event.StandbyProgressed(standby, 0.01, self.executor.loaded_bits()))
         self._world.schedule(self._world.draw(self._world.pace.load), lambda: self._load_standby(layers))

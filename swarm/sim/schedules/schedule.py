@@ -95,6 +95,7 @@ class Machines:
     slowness: dict[str, float]
     measure: bool
     together: bool  # all workers on one machine
+    unlike: tuple[str, ...] = ()  # workers whose kernels compute other bits than those of the others
 
 
 @dataclass(frozen=True, slots=True)

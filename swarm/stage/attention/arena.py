@@ -178,7 +178,7 @@ class KvArena:
             for layer, positions in list(held.copies.items()):
                 self._count_copy(held, layer, min(positions, taken))
             if not self._has_pages:
-                self._resize(held.rack, taken)
+                held.rack.resize(taken)
             for layer in held.layers if self._num_slots > 1 else ():
                 held.rack.buffers[layer].free_from(held.slot, held.limit, is_mapped=held.ranges > 0)
 
@@ -215,13 +215,12 @@ class KvArena:
         counted = self._count_used(stop)
         if start < held.shared.stop:
             self._sharing.count_apart(held.shared)
+        self._allocate(held, counted)
         for layer in range(layers.first, layers.stop):
             if active is not None and active.first <= layer < active.stop:
                 self._mark_used(held, stop)
             elif held.copies.get(layer, 0) < counted:
                 self._count_copy(held, layer, counted)
-        if not self._has_pages and held.rack.positions < held.allocated:
-            self._resize(held.rack, held.allocated)
         for layer, shape in zip(range(layers.first, layers.stop), shapes, strict=True):
             if layer not in held.layers:
                 self.ensure_region(sequence, layer, *shape.empty(flat))
@@ -337,25 +336,21 @@ class KvArena:
     def _mark_used(self, held: _StoredSequence, position: int) -> None:
         more = self._count_used(position) - held.used
         if more > 0:
+            self._allocate(held, held.used + more)
             held.used += more
             self._used += more
-            if not self._has_pages:
-                self._resize(held.rack, held.allocated)
+
+    def _allocate(self, held: _StoredSequence, positions: int) -> None:
+        """Fit the rack of a sequence to what it holds and to this many positions, before they are counted: memory may
+        end. Where it has pages, it is allocated by writing."""
+        needed = max(positions, held.allocated)
+        if not self._has_pages and held.rack.positions != needed:
+            held.rack.resize(needed)
 
     def _count_used(self, positions: int) -> int:
         """Return how many positions count as used when this many are written. Attention reads whole cells, so where
         memory has no pages a whole cell is allocated."""
         return round_up(positions) if self._has_pages else -(-positions // CELL) * CELL
-
-    def _resize(self, rack: Rack, positions: int) -> None:
-        """Resize the rack of one sequence, layer after layer, so that little memory is held twice."""
-        kept = min(rack.positions, positions)
-        rack.positions = positions
-        rack.forget_addresses()
-        for layer, old in rack.buffers.items():
-            new = new_buffer(self._num_slots, positions, old.shape, old.keys)
-            new.region(0).copy_from(old.region(0), kept)
-            rack.buffers[layer] = new
 
     def slot(self, sequence: int) -> tuple[Rack, int]:
         """Return the sequence's rack and slot, which are the same in every layer."""

@@ -118,7 +118,7 @@ class Hello(Message, frozen=True, kw_only=True):
     ``key``: its public key, by which other workers authenticate it. ``ticket``: identifies its listener at the relay,
     if it needs one. ``build``: its release of Swarm. ``kv_share``: fraction of ``memory_bytes`` left by the weights
     that it uses for keys and values. ``settings``: its settings, for operators who ask. ``kv_endpoint``: its listener
-    for copies of keys and values; empty: it takes none.
+    for copies of keys and values; empty: it takes none. ``bits``: as in ``Prepared``, if it has loaded anything.
 
     ``epoch`` is the last one the worker received, in the lineage ``lineage``. The broker never adopts numbers from a
     worker: a worker that is welcomed by another lineage starts over with that lineage's numbers.
@@ -149,6 +149,7 @@ class Hello(Message, frozen=True, kw_only=True):
     kv_share: Part = KV_SHARE
     settings: Annotated[tuple[Setting, ...], msgspec.Meta(max_length=256)] = ()
     kv_endpoint: Endpoint = ""
+    bits: Text = ""
 
 
 class Probe(Message, frozen=True):
@@ -213,12 +214,13 @@ class KvHeld(Message, frozen=True, kw_only=True):
 
 class KeptWarm(Message, frozen=True, tag="kept"):
     """Report of the standby layers: ``layers`` are warm in addition to the plan's, and no others. Layers in ``wanted``
-    that are not in ``layers`` could not be loaded."""
+    that are not in ``layers`` could not be loaded. ``bits``: as in ``Prepared``, for all that is loaded."""
 
     incarnation: Incarnation
     layers: LayerRanges
     wanted: LayerRanges
     load_s: Seconds
+    bits: Text = ""
 
 
 class ReplayDone(Message, frozen=True):

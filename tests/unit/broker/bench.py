@@ -178,6 +178,10 @@ class FakeWorker:
     def peer(self) -> bytes:
         return self.incarnation.encode()
 
+    @property
+    def own_bits(self) -> str:
+        return self.bits or self.kernels or f"of {self.incarnation}"
+
     def hello(self, **changes: object) -> Hello:
         fields: dict[str, object] = {
             "epoch": self.epoch,
@@ -200,6 +204,7 @@ class FakeWorker:
             "held": (),
             "logs": (),
             "kept": self.kept,
+            "bits": self.own_bits if self.kept else "",
             "key": self.key,
             "ticket": self.ticket,
             "kv_endpoint": self.kv_endpoint,
@@ -216,7 +221,7 @@ class FakeWorker:
             warm_up_s=0.0,
             resident_bytes=0,
             kernels=self.kernels or f"of {self.incarnation}; exact",
-            bits=self.bits or self.kernels or f"of {self.incarnation}",
+            bits=self.own_bits,
         )
 
     def activated(self, order: Activate) -> Activated:
@@ -365,7 +370,12 @@ class Bench:
         elif isinstance(order, KeepWarm):
             worker.kept = order.layers
             kept = KeptWarm(
-                epoch=order.epoch, incarnation=worker.incarnation, layers=order.layers, wanted=order.layers, load_s=0.1
+                epoch=order.epoch,
+                incarnation=worker.incarnation,
+                layers=order.layers,
+                wanted=order.layers,
+                load_s=0.1,
+                bits=worker.own_bits,
             )
             self._answer(peer, kept, order)
 
