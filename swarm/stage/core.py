@@ -40,7 +40,7 @@ from swarm.stage.events import (
     Event,
     Idle,
     KvArrived,
-    KvPartTaken,
+    KvPartsTaken,
     KvStoreFailed,
     KvTurn,
     Loaded,
@@ -200,7 +200,7 @@ class StageCore:
             case Loaded() | LoadFailed() | StandbyProgressed() | StandbyLoaded():
                 self._actions.extend(self.pending_plan.handle_event(event))
                 self.epochs.publish_allowed()
-            case KvArrived() | KvStoreFailed() | KvTurn() | KvPartTaken():
+            case KvArrived() | KvStoreFailed() | KvTurn() | KvPartsTaken():
                 self._on_kv_event(event, now)
             case BrokerConnected():
                 self.membership.on_connected(now)
@@ -318,7 +318,7 @@ class StageCore:
         """Return whether this turn would send a part of the keys and values. If so, the shell feeds it."""
         return not self.is_parked and self.exchange.sender.has_part(self._with_own_work(turn), now)
 
-    def _on_kv_event(self, event: KvArrived | KvStoreFailed | KvTurn | KvPartTaken, now: float) -> None:
+    def _on_kv_event(self, event: KvArrived | KvStoreFailed | KvTurn | KvPartsTaken, now: float) -> None:
         match event:
             case KvArrived():
                 layers = None if self.active is None and not self.sequences else self.layers
@@ -328,7 +328,7 @@ class StageCore:
             case KvTurn():
                 if not self.is_parked:
                     self._actions.extend(self.exchange.sender.take_turn(self._with_own_work(event), now))
-            case KvPartTaken():
+            case KvPartsTaken():
                 self.exchange.sender.on_taken(event, now)
 
     def _with_own_work(self, turn: KvTurn) -> KvTurn:

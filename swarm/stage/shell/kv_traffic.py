@@ -1,9 +1,9 @@
-"""The compute thread's share of moving keys and values: when it stores an arrived part, and when it offers the core to
-send one. Both come after everything else.
+"""The compute thread's share of moving keys and values: when it stores arrived parts, and when it offers the core to
+send some. Both come after everything else.
 
-After each step the core may use a turn within its budget; when nothing else is to be done, it may use as many as it
-likes. A turn in which the core sends nothing is not repeated until something has happened: a step, an order, a target
-that accepts again, or a tick.
+Between two steps the core may use a turn within its budget; when no step waits, it may use one after the other. A turn
+in which the core sends nothing is not repeated until something has happened: a step, an order, a target that accepts
+again, or a tick.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 from swarm.clock import Clock
 from swarm.stage import actions as act
-from swarm.stage.events import KvArrived, KvPartTaken, KvStoreFailed, KvTurn
+from swarm.stage.events import KvArrived, KvPartsTaken, KvStoreFailed, KvTurn
 from swarm.stage.executor import Executor
 from swarm.stage.shell.kv_channels import MOVE_ERRORS, KvChannels
 from swarm.stage.shell.kv_receiver import KvReceiver
@@ -23,7 +23,7 @@ from swarm.wire.push import PushChannel
 # costs some of that.
 _EVERY_S: Final = 0.02
 
-KvAction = act.SendKvPart | act.StoreKv | act.ConnectKvTargets | act.AllowKvSenders
+KvAction = act.SendKvParts | act.StoreKv | act.ConnectKvTargets | act.AllowKvSenders
 
 
 class KvTraffic:
@@ -85,15 +85,15 @@ class KvTraffic:
         self._next_turn_at = now + _EVERY_S
         return KvTurn(is_idle, self._channels.blocked)
 
-    def perform(self, action: KvAction) -> tuple[KvPartTaken | KvStoreFailed, ...]:
-        """Carry out an action of the core. Return the answer to ``SendKvPart`` (the next turn may follow at once), and
+    def perform(self, action: KvAction) -> tuple[KvPartsTaken | KvStoreFailed, ...]:
+        """Carry out an action of the core. Return the answer to ``SendKvParts`` (the next turn may follow at once), and
         that to a ``StoreKv`` that failed: no step depends on a copy."""
         match action:
-            case act.SendKvPart():
+            case act.SendKvParts():
                 began_at = self._clock.now()
                 num_bytes = self._channels.send(action)
                 self.hurry()
-                return (KvPartTaken(action.to.to, num_bytes, self._clock.now() - began_at),)
+                return (KvPartsTaken(action.to.to, num_bytes, self._clock.now() - began_at),)
             case act.StoreKv(sequence):
                 try:
                     act.apply_to_executor(self._executor, action)

@@ -13,7 +13,7 @@ import pytest
 from swarm.clock import Clock
 from swarm.errors import IllegalMove
 from swarm.stage import actions as act
-from swarm.stage.events import KvArrived, KvPartTaken, KvStoreFailed, KvTurn
+from swarm.stage.events import KvArrived, KvPartsTaken, KvStoreFailed, KvTurn
 from swarm.stage.executor import KvData
 from swarm.stage.shell.kv_receiver import ReceivedPart
 from swarm.stage.shell.kv_traffic import KvTraffic
@@ -23,7 +23,7 @@ LAYERS = LayerRange(0, 1)
 EDGE = Edge("w1.1", "tcp://127.0.0.1:20000")
 DATA = KvData(LAYERS, 0, 32, "float32", np.zeros(64, np.float32))
 PART = KvPart(sequence=1, layers=LAYERS, block=0, tensor=TensorSpec("float32", (64,), 256, 1))
-SEND = act.SendKvPart(EDGE, 1, NO_LINEAGE, 1, LAYERS, 0, (5,) * 32, None)
+SEND = act.SendKvParts((act.SendKvPart(EDGE, 1, NO_LINEAGE, 1, LAYERS, 0, (5,) * 32, None),))
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Hand:
     time: float = 100.0
     blocked: frozenset[str] = frozenset()
     accepts_again: bool = False
-    sent: list[act.SendKvPart] = field(default_factory=list)
+    sent: list[act.SendKvParts] = field(default_factory=list)
     parts: deque[ReceivedPart] = field(default_factory=deque)
     store_error: Exception | None = None
 
@@ -44,7 +44,7 @@ class Hand:
         accepts, self.accepts_again = self.accepts_again, False
         return accepts
 
-    def send(self, action: act.SendKvPart) -> int:
+    def send(self, action: act.SendKvParts) -> int:
         self.sent.append(action)
         self.time += 0.001
         return 256
@@ -105,7 +105,7 @@ def test_a_part_is_followed_by_the_next_turn(hand: Hand, traffic: KvTraffic) -> 
     traffic.notice()
     assert traffic.next_event(is_idle=True, may_send=True) is not None
     (taken,) = traffic.perform(SEND)
-    assert isinstance(taken, KvPartTaken)
+    assert isinstance(taken, KvPartsTaken)
     assert (taken.to, taken.num_bytes) == ("w1.1", 256)
     assert taken.took_s == pytest.approx(0.001)
     assert hand.sent == [SEND]
