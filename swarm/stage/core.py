@@ -26,6 +26,7 @@ Rules
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 import msgspec
 
@@ -310,9 +311,10 @@ class StageCore:
         return self.rechecks.has_work and not self.is_parked
 
     @property
-    def may_send_kv(self) -> bool:
-        """Whether a turn may send a part of the keys and values. Cheap, so that the shell may ask after every step."""
-        return bool(self.exchange.sender.unsent) and not self.is_parked
+    def next_kv_turn_at(self) -> float:
+        """Time from which on a turn may send parts of the keys and values. Cheap, so that the shell may ask after every
+        step."""
+        return inf if self.is_parked else self.exchange.sender.next_turn_at
 
     def wants_kv_turn(self, turn: KvTurn, now: float) -> bool:
         """Return whether this turn would send a part of the keys and values. If so, the shell feeds it."""

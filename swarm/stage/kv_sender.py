@@ -11,7 +11,7 @@ and sends the next positions of one or several sequences in all layers of that t
 * *When.* Within a budget: at most 2 % of the passing time while steps wait, a quarter of it in idle time; for urgent
   targets half of it and all idle time. What ``until`` names is sent at once, since no steps are computed meanwhile.
 * *In rounds.* A target that has everything rests for a while. Then the new blocks of all sequences go together: for
-  small models, sending, receiving and storing cost far more per message than per block. A target that lags behind gets
+  small models, sending, receiving and storing cost far more per round than per block. A target that lags behind gets
   part after part.
 * *Nothing waits.* A target whose connection accepts nothing is left out. A part that could not be sent is picked again
   later.
@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from swarm.stage.actions import Action, ConnectKvTargets, SendKvPart, SendKvParts
 from swarm.stage.events import KvPartsTaken, KvTurn
@@ -52,7 +53,11 @@ PART_S = 0.001  # time for reading the parts of one turn: a step waits for at mo
 LONG_PART_S = 0.004  # the same in idle time, and for urgent targets
 MAX_BLOCKS = 64  # of one turn
 MAX_PARTS = 32  # sequences of one turn
-PAUSE_S = 0.1  # for which a target without a change of plan rests once it has everything
+# A target without a change of plan rests once it has everything: so long that the last parts took this share of the
+# time. Receiving costs as much again, and all of it is slower than in a row, since caches have forgotten it.
+ROUND_SHARE = 0.003
+PAUSE_S = 0.1  # shortest rest
+MAX_PAUSE_S = 0.4
 FAILED_PAUSE_S = 0.5  # for which a target is left alone after parts that could not be sent
 
 
@@ -79,7 +84,7 @@ class _Target:
 
     order: KvTarget
     until: dict[int, int]  # exact positions by sequence; empty: every finished block
-    paused_until: float = 0.0
+    paused_until: float = -inf
     turn: int = 0  # number of the last turn in which something was sent to it
 
     @property
@@ -126,6 +131,7 @@ class _PartsUnderWay:
     before: list[tuple[SentPositions, int]]  # positions sent before them
     num_layer_positions: int
     budget: TimeBudget | None  # that pays for them
+    ends_round: bool  # the target has everything then
 
 
 @dataclass(slots=True)
@@ -203,6 +209,11 @@ class KvSender:
                 if is_exact or (row.start + row.count) // BLOCK > row.start // BLOCK:
                     self.unsent[row.sequence] = None
 
+    @property
+    def next_turn_at(self) -> float:
+        """Return the earliest time at which a turn may be used: while all targets rest, none is worth asking for."""
+        return min((target.paused_until for target in self.targets.values()), default=inf) if self.unsent else inf
+
     def has_part(self, turn: KvTurn, now: float) -> bool:
         """Return whether this turn would be used."""
         return bool(self._find_parts(turn, now))
@@ -227,10 +238,13 @@ class KvSender:
             blocks_left -= min(blocks_left, part.num_blocks)
             if not blocks_left:
                 break
-        if target.rank == 2 and all(part.sent.position >= part.goal for part in waiting):
-            target.paused_until = now + PAUSE_S
-        num_layer_positions = num_positions * len(target.order.layers)
-        self._under_way = _PartsUnderWay(target, before, num_layer_positions, self._budget_of(target, turn))
+        self._under_way = _PartsUnderWay(
+            target,
+            before,
+            num_positions * len(target.order.layers),
+            self._budget_of(target, turn),
+            ends_round=target.rank == 2 and all(part.sent.position >= part.goal for part in waiting),
+        )
         return [SendKvParts(tuple(actions))]
 
     def _send(self, part: _Part, stop: int) -> SendKvPart:
@@ -252,6 +266,8 @@ class KvSender:
             parts.target.paused_until = now + FAILED_PAUSE_S
             self.count("kv_parts_not_sent", len(parts.before))
             return
+        if parts.ends_round:
+            parts.target.paused_until = now + max(PAUSE_S, min(MAX_PAUSE_S, event.took_s / ROUND_SHARE))
         position_s = event.took_s / parts.num_layer_positions
         self._position_s = position_s if not self._position_s else 0.8 * self._position_s + 0.2 * position_s
         self.count("kv_parts_sent", len(parts.before))

@@ -189,7 +189,7 @@ class ComputeThread:
 
     def _kv_wait_s(self) -> float:
         may_take = not self._core.is_parked
-        return self.kv.wait_s(self._clock.now(), may_take=may_take, may_send=self._core.may_send_kv)
+        return self.kv.wait_s(self._clock.now(), may_take=may_take, may_send_at=self._core.next_kv_turn_at)
 
     def fail(self, error: BaseException) -> None:
         """End the worker after a bug in any thread: a worker that limps on would hide it. A supervisor restarts it."""
@@ -247,7 +247,7 @@ class ComputeThread:
         if self._core.is_parked:
             return
         stops_at = self._clock.now() + STORE_S
-        while (event := self.kv.next_event(is_idle=is_idle, may_send=self._core.may_send_kv)) is not None:
+        while (event := self.kv.next_event(is_idle=is_idle, may_send_at=self._core.next_kv_turn_at)) is not None:
             self._events.append(event)
             self._handle_events()
             if not isinstance(event, KvArrived) or self._clock.now() >= stops_at:

@@ -53,12 +53,12 @@ class KvTraffic:
     def blocked_channels(self) -> tuple[PushChannel, ...]:
         return self._channels.blocked_channels()
 
-    def wait_s(self, now: float, *, may_take: bool, may_send: bool) -> float:
+    def wait_s(self, now: float, *, may_take: bool, may_send_at: float) -> float:
         """Return after what time there is something to do; infinite if nothing has happened. ``may_take``: whether
-        arrived parts are taken now. ``may_send``: whether the core may have something to send."""
+        arrived parts are taken now. ``may_send_at``: when the core may have something to send."""
         if may_take and self._receiver is not None and self._receiver.has_parts:
             return 0.0
-        return max(0.0, self._next_turn_at - now) if may_send and self._is_due else inf
+        return max(0.0, self._next_turn_at - now, may_send_at - now) if self._is_due else inf
 
     def notice(self) -> None:
         """Record that something has happened, so that a turn may lead to a part."""
@@ -68,8 +68,9 @@ class KvTraffic:
         """Record that an order arrived, which the next turn is to follow at once."""
         self._is_due, self._next_turn_at = True, -inf
 
-    def next_event(self, *, is_idle: bool, may_send: bool) -> KvArrived | KvTurn | None:
+    def next_event(self, *, is_idle: bool, may_send_at: float) -> KvArrived | KvTurn | None:
         """Return an arrived part or a turn for the core, if there is one now. ``is_idle``: no step is waiting.
+        ``may_send_at``: see ``wait_s``.
 
         Called after every step, so it is quick if there is nothing.
         """
@@ -79,7 +80,7 @@ class KvTraffic:
             free_bytes = self.free_bytes
             self.free_bytes -= received.data.numbers.nbytes
             return KvArrived(received.part, received.data, free_bytes, received.sender)
-        if not (may_send and self._is_due) or (now := self._clock.now()) < self._next_turn_at:
+        if not self._is_due or (now := self._clock.now()) < max(self._next_turn_at, may_send_at):
             return None
         self._is_due = not is_idle
         self._next_turn_at = now + _EVERY_S

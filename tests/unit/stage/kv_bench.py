@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from swarm.stage import actions as act
 from swarm.stage.events import KvArrived, KvPartsTaken, KvTurn, Loaded, OrderArrived, StageTick, StandbyLoaded
-from swarm.stage.kv_sender import LONG_PART_S, PAUSE_S
+from swarm.stage.kv_sender import LONG_PART_S, MAX_PAUSE_S
 from swarm.wire import tensors
 from swarm.wire.messages import (
     BLOCK,
@@ -73,7 +73,7 @@ class KvPipe:
 
     def turn(self, turn: KvTurn = IDLE) -> list[act.SendKvPart]:
         """Give the sender a turn, after a while; its parts are on their way. Returns them."""
-        self.sender.now += PAUSE_S
+        self.sender.now += MAX_PAUSE_S
         parts = parts_in(self.sender.feed(turn))
         if parts:
             arrivals = list(map(self.read, parts))

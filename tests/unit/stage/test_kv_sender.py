@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 import msgspec
 import pytest
@@ -15,8 +16,10 @@ from swarm.stage.kv_sender import (
     LONG_PART_S,
     MAX_BLOCKS,
     MAX_PARTS,
+    MAX_PAUSE_S,
     PART_S,
     PAUSE_S,
+    ROUND_SHARE,
     SAVED_S,
     SHARE,
     URGENT_SHARE,
@@ -83,7 +86,7 @@ def take(
     stage: StageBench, turn: KvTurn = IDLE, block_s: float = LONG_PART_S, num_bytes: int = 9
 ) -> act.SendKvPart | None:
     """Give the stage a turn, if it is idle after a while. Unless told otherwise, a turn has time for one block."""
-    stage.now += PAUSE_S if turn.is_idle else 0.0
+    stage.now += MAX_PAUSE_S if turn.is_idle else 0.0
     parts = turn_of(stage, turn, block_s, num_bytes)
     assert len(parts) <= 1
     return parts[0] if parts else None
@@ -94,7 +97,7 @@ def all_parts(stage: StageBench, turn: KvTurn = IDLE) -> list[tuple[str, int, in
     parts = []
     while (part := take(stage, turn)) is not None:
         parts.append((part.to.to, *span(part)))
-        stage.now += PAUSE_S
+        stage.now += MAX_PAUSE_S
     return parts
 
 
@@ -127,20 +130,34 @@ def test_new_blocks_of_all_sequences_go_together_after_a_rest(stage: StageBench)
     """A message costs as much as some tokens, so a target that has everything rests; not if a change of plan waits."""
     grow(stage, s1=64, s2=64, s3=70)
     send(stage, to())
-    turn_of(stage, block_s=PART_S / 8)
-    assert [span(part) for part in turn_of(stage, block_s=PART_S / 8)] == [(2, 0, 64), (3, 0, 64), (1, 32, 64)]
+    block_s = ROUND_SHARE * PAUSE_S / 5
+    turn_of(stage, block_s=block_s)
+    assert [span(part) for part in turn_of(stage, block_s=block_s)] == [(2, 0, 64), (3, 0, 64), (1, 32, 64)]
     for number, sequence in enumerate((1, 2), 4):
         run(stage, number, sequence, 64, 32)
     stage.now += PAUSE_S / 2
     assert not stage.core.wants_kv_turn(IDLE, stage.now)
+    assert stage.core.next_kv_turn_at == pytest.approx(stage.now + PAUSE_S / 2)
     run(stage, 6, 3, 70, 26)
-    stage.now += PAUSE_S / 2
-    assert [span(part) for part in turn_of(stage, block_s=PART_S / 8)] == [(1, 64, 96), (2, 64, 96), (3, 64, 96)]
+    stage.now += PAUSE_S / 2 + 1e-6
+    assert [span(part) for part in turn_of(stage, block_s=block_s)] == [(1, 64, 96), (2, 64, 96), (3, 64, 96)]
     run(stage, 7, 1, 96, 32)
     send(stage, to(held=positions(s1=96, s2=96, s3=96), is_urgent=True))
     assert [span(part) for part in turn_of(stage)] == [(1, 96, 128)]
     run(stage, 8, 2, 96, 32)
     assert [span(part) for part in turn_of(stage)] == [(2, 96, 128)]
+
+
+@pytest.mark.parametrize(("took_s", "rest_s"), [(0.0001, PAUSE_S), (0.0006, 0.2), (0.01, MAX_PAUSE_S)])
+def test_a_rest_is_as_long_as_the_round_was_expensive(took_s: float, rest_s: float, stage: StageBench) -> None:
+    """A busy machine takes longer for a round, and has fewer. While all targets rest, no turn is asked for."""
+    grow(stage, s1=32)
+    assert stage.core.next_kv_turn_at == inf
+    send(stage, to())
+    assert stage.core.next_kv_turn_at <= stage.now
+    turn_of(stage, block_s=took_s)
+    run(stage, 2, 1, 32, 32)
+    assert stage.core.next_kv_turn_at == pytest.approx(stage.now + rest_s)
 
 
 def test_a_target_that_lags_behind_does_not_rest(stage: StageBench) -> None:
