@@ -220,7 +220,7 @@ class AllowKvSenders:
 
 @dataclass(frozen=True, slots=True)
 class SendKvPart:
-    """Read a sequence's keys and values and send them. Answered by KvPartTaken."""
+    """Read keys and values of one sequence and send them; a member of ``SendKvParts``."""
 
     to: Edge
     epoch: int
@@ -230,6 +230,17 @@ class SendKvPart:
     start: int  # a multiple of BLOCK
     tokens: tuple[int, ...]  # at these positions
     open: Open | None  # with the first part of a sequence for this target; without tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SendKvParts:
+    """Send parts of different sequences to one target together. Answered by KvPartsTaken."""
+
+    parts: tuple[SendKvPart, ...]  # at least one
+
+    @property
+    def to(self) -> Edge:
+        return self.parts[0].to
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +330,7 @@ Action = (
     | SendDone
     | ConnectKvTargets
     | AllowKvSenders
-    | SendKvPart
+    | SendKvParts
     | Exit
     | RestartWithDtype
     | WriteStageLog

@@ -26,6 +26,7 @@ Rules
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 import msgspec
 
@@ -40,7 +41,7 @@ from swarm.stage.events import (
     Event,
     Idle,
     KvArrived,
-    KvPartTaken,
+    KvPartsTaken,
     KvStoreFailed,
     KvTurn,
     Loaded,
@@ -200,7 +201,7 @@ class StageCore:
             case Loaded() | LoadFailed() | StandbyProgressed() | StandbyLoaded():
                 self._actions.extend(self.pending_plan.handle_event(event))
                 self.epochs.publish_allowed()
-            case KvArrived() | KvStoreFailed() | KvTurn() | KvPartTaken():
+            case KvArrived() | KvStoreFailed() | KvTurn() | KvPartsTaken():
                 self._on_kv_event(event, now)
             case BrokerConnected():
                 self.membership.on_connected(now)
@@ -310,15 +311,16 @@ class StageCore:
         return self.rechecks.has_work and not self.is_parked
 
     @property
-    def may_send_kv(self) -> bool:
-        """Whether a turn may send a part of the keys and values. Cheap, so that the shell may ask after every step."""
-        return bool(self.exchange.sender.unsent) and not self.is_parked
+    def next_kv_turn_at(self) -> float:
+        """Time from which on a turn may send parts of the keys and values. Cheap, so that the shell may ask after every
+        step."""
+        return inf if self.is_parked else self.exchange.sender.next_turn_at
 
     def wants_kv_turn(self, turn: KvTurn, now: float) -> bool:
         """Return whether this turn would send a part of the keys and values. If so, the shell feeds it."""
         return not self.is_parked and self.exchange.sender.has_part(self._with_own_work(turn), now)
 
-    def _on_kv_event(self, event: KvArrived | KvStoreFailed | KvTurn | KvPartTaken, now: float) -> None:
+    def _on_kv_event(self, event: KvArrived | KvStoreFailed | KvTurn | KvPartsTaken, now: float) -> None:
         match event:
             case KvArrived():
                 layers = None if self.active is None and not self.sequences else self.layers
@@ -328,7 +330,7 @@ class StageCore:
             case KvTurn():
                 if not self.is_parked:
                     self._actions.extend(self.exchange.sender.take_turn(self._with_own_work(event), now))
-            case KvPartTaken():
+            case KvPartsTaken():
                 self.exchange.sender.on_taken(event, now)
 
     def _with_own_work(self, turn: KvTurn) -> KvTurn:

@@ -154,7 +154,7 @@ class KvStoreFailed:
 
 @dataclass(frozen=True, slots=True)
 class KvTurn:
-    """There is time to send a part of the keys and values to another worker.
+    """There is time to send parts of the keys and values to another worker.
 
     ``is_idle``: no step is waiting. Otherwise the sender's budget decides. ``blocked``: incarnations of the targets
     whose connection accepts nothing now.
@@ -165,9 +165,9 @@ class KvTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class KvPartTaken:
-    """A ``SendKvPart`` was carried out: it took this long in the compute thread. ``num_bytes`` 0: the connection to the
-    target is gone, or the sequence is."""
+class KvPartsTaken:
+    """A ``SendKvParts`` was carried out: it took this long in the compute thread. ``num_bytes`` 0: nothing was sent,
+    since the connection to the target is gone, or a sequence is."""
 
     to: str
     num_bytes: int
@@ -200,6 +200,6 @@ Event = (
     | KvArrived
     | KvStoreFailed
     | KvTurn
-    | KvPartTaken
+    | KvPartsTaken
     | StageTick
 )

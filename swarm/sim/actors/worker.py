@@ -293,7 +293,10 @@ class WorkerNode:
             ):
                 stage_act.apply_to_executor(self.executor, action)
             case (
-                stage_act.StoreKv() | stage_act.ConnectKvTargets() | stage_act.AllowKvSenders() | stage_act.SendKvPart()
+                stage_act.StoreKv()
+                | stage_act.ConnectKvTargets()
+                | stage_act.AllowKvSenders()
+                | stage_act.SendKvParts()
             ):
                 self._inbox.extendleft(self.kv.perform(action))  # a failure comes before everything else
             case stage_act.UseLayers(layers, kept):

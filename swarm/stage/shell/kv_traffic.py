@@ -1,9 +1,9 @@
-"""The compute thread's share of moving keys and values: when it stores an arrived part, and when it offers the core to
-send one. Both come after everything else.
+"""The compute thread's share of moving keys and values: when it stores arrived parts, and when it offers the core to
+send some. Both come after everything else.
 
-After each step the core may use a turn within its budget; when nothing else is to be done, it may use as many as it
-likes. A turn in which the core sends nothing is not repeated until something has happened: a step, an order, a target
-that accepts again, or a tick.
+Between two steps the core may use a turn within its budget; when no step waits, it may use one after the other. A turn
+in which the core sends nothing is not repeated until something has happened: a step, an order, a target that accepts
+again, or a tick.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 from swarm.clock import Clock
 from swarm.stage import actions as act
-from swarm.stage.events import KvArrived, KvPartTaken, KvStoreFailed, KvTurn
+from swarm.stage.events import KvArrived, KvPartsTaken, KvStoreFailed, KvTurn
 from swarm.stage.executor import Executor
 from swarm.stage.shell.kv_channels import MOVE_ERRORS, KvChannels
 from swarm.stage.shell.kv_receiver import KvReceiver
@@ -23,7 +23,7 @@ from swarm.wire.push import PushChannel
 # costs some of that.
 _EVERY_S: Final = 0.02
 
-KvAction = act.SendKvPart | act.StoreKv | act.ConnectKvTargets | act.AllowKvSenders
+KvAction = act.SendKvParts | act.StoreKv | act.ConnectKvTargets | act.AllowKvSenders
 
 
 class KvTraffic:
@@ -53,12 +53,12 @@ class KvTraffic:
     def blocked_channels(self) -> tuple[PushChannel, ...]:
         return self._channels.blocked_channels()
 
-    def wait_s(self, now: float, *, may_take: bool, may_send: bool) -> float:
+    def wait_s(self, now: float, *, may_take: bool, may_send_at: float) -> float:
         """Return after what time there is something to do; infinite if nothing has happened. ``may_take``: whether
-        arrived parts are taken now. ``may_send``: whether the core may have something to send."""
+        arrived parts are taken now. ``may_send_at``: when the core may have something to send."""
         if may_take and self._receiver is not None and self._receiver.has_parts:
             return 0.0
-        return max(0.0, self._next_turn_at - now) if may_send and self._is_due else inf
+        return max(0.0, self._next_turn_at - now, may_send_at - now) if self._is_due else inf
 
     def notice(self) -> None:
         """Record that something has happened, so that a turn may lead to a part."""
@@ -68,8 +68,9 @@ class KvTraffic:
         """Record that an order arrived, which the next turn is to follow at once."""
         self._is_due, self._next_turn_at = True, -inf
 
-    def next_event(self, *, is_idle: bool, may_send: bool) -> KvArrived | KvTurn | None:
+    def next_event(self, *, is_idle: bool, may_send_at: float) -> KvArrived | KvTurn | None:
         """Return an arrived part or a turn for the core, if there is one now. ``is_idle``: no step is waiting.
+        ``may_send_at``: see ``wait_s``.
 
         Called after every step, so it is quick if there is nothing.
         """
@@ -79,21 +80,21 @@ class KvTraffic:
             free_bytes = self.free_bytes
             self.free_bytes -= received.data.numbers.nbytes
             return KvArrived(received.part, received.data, free_bytes, received.sender)
-        if not (may_send and self._is_due) or (now := self._clock.now()) < self._next_turn_at:
+        if not self._is_due or (now := self._clock.now()) < max(self._next_turn_at, may_send_at):
             return None
         self._is_due = not is_idle
         self._next_turn_at = now + _EVERY_S
         return KvTurn(is_idle, self._channels.blocked)
 
-    def perform(self, action: KvAction) -> tuple[KvPartTaken | KvStoreFailed, ...]:
-        """Carry out an action of the core. Return the answer to ``SendKvPart`` (the next turn may follow at once), and
+    def perform(self, action: KvAction) -> tuple[KvPartsTaken | KvStoreFailed, ...]:
+        """Carry out an action of the core. Return the answer to ``SendKvParts`` (the next turn may follow at once), and
         that to a ``StoreKv`` that failed: no step depends on a copy."""
         match action:
-            case act.SendKvPart():
+            case act.SendKvParts():
                 began_at = self._clock.now()
                 num_bytes = self._channels.send(action)
                 self.hurry()
-                return (KvPartTaken(action.to.to, num_bytes, self._clock.now() - began_at),)
+                return (KvPartsTaken(action.to.to, num_bytes, self._clock.now() - began_at),)
             case act.StoreKv(sequence):
                 try:
                     act.apply_to_executor(self._executor, action)

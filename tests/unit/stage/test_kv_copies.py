@@ -12,7 +12,7 @@ import pytest
 from swarm.stage import actions as act
 from swarm.stage.events import KvArrived, KvStoreFailed, Loaded
 from swarm.stage.kv_arrivals import REPEAT_S, UNORDERED_S
-from swarm.stage.kv_sender import PART_S, URGENT_PART_S
+from swarm.stage.kv_sender import LONG_PART_S
 from swarm.wire.messages import (
     REPLAY_STEP,
     Activate,
@@ -438,7 +438,7 @@ def test_a_retired_sequence_is_not_copied(pipe: KvPipe) -> None:
 def test_a_truncation_cuts_the_copies_and_what_counts_as_sent(pipe: KvPipe) -> None:
     """A part on its way behind the cut joins no position."""
     run_both(pipe, 1, 0, 100, open=(begin(),))
-    pipe.took_s = PART_S
+    pipe.block_s = LONG_PART_S
     pipe.turn()
     pipe.turn()
     pipe.deliver()
@@ -738,7 +738,7 @@ def test_awaited_positions_are_reported_immediately(pipe: KvPipe) -> None:
     exact = positions(s1=70, s2=10)
     assert held_by(pipe.receive(awaited=exact)) == []
     pipe.send(until=exact)
-    pipe.took_s = URGENT_PART_S  # so that every block is a part of its own
+    pipe.block_s = LONG_PART_S  # so that every block is a part of its own
     (report,) = held_by(pipe.copy_all())
     assert report.is_complete
     assert {h.sequence: h.kv[0].position for h in report.held} == {1: 70, 2: 10}
