@@ -53,14 +53,18 @@ ADDED: Final[Mapping[int, Mapping[str, bool]]] = {
         "hello.manifest.activations": False,
         "hello.manifest.shared_bytes": True,
         "hello.manifest.weights": False,
+        "hello.spill_from": True,
         "kv_held": False,
+        "kv_restored": False,
         "kv_part.open": False,
         "kv_part.sender": False,
         "kv_part.tokens": False,
         "receive_kv": False,
+        "restore_kv": False,
         "replay.more": False,
         "replay_done.more": False,
         "send_kv": False,
+        "spill_kv": False,
     },
 }
 

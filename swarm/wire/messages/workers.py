@@ -118,7 +118,8 @@ class Hello(Message, frozen=True, kw_only=True):
     ``key``: its public key, by which other workers authenticate it. ``ticket``: identifies its listener at the relay,
     if it needs one. ``build``: its release of Swarm. ``kv_share``: fraction of ``memory_bytes`` left by the weights
     that it uses for keys and values. ``settings``: its settings, for operators who ask. ``kv_endpoint``: its listener
-    for copies of keys and values; empty: it takes none.
+    for copies of keys and values; empty: it takes none. ``spill_from``: length from which it writes sequences to disk;
+    0: none.
 
     ``epoch`` is the last one the worker received, in the lineage ``lineage``. The broker never adopts numbers from a
     worker: a worker that is welcomed by another lineage starts over with that lineage's numbers.
@@ -149,6 +150,7 @@ class Hello(Message, frozen=True, kw_only=True):
     kv_share: Part = KV_SHARE
     settings: Annotated[tuple[Setting, ...], msgspec.Meta(max_length=256)] = ()
     kv_endpoint: Endpoint = ""
+    spill_from: Position = 0
 
 
 class Probe(Message, frozen=True):
@@ -209,6 +211,17 @@ class KvHeld(Message, frozen=True, kw_only=True):
     num_bytes: Whole = 0
     free_bytes: Whole = 0
     is_complete: bool = False
+
+
+class KvRestored(Message, frozen=True, kw_only=True):
+    """Answer to ``RestoreKv``: the position up to which all layers of this stage have the sequence's keys and
+    values."""
+
+    incarnation: Incarnation
+    sequence: SequenceId
+    ticket: Whole
+    position: Position
+    v: Version = 4
 
 
 class KeptWarm(Message, frozen=True, tag="kept"):
@@ -326,6 +339,7 @@ WorkerMessage = (
     | Activated
     | KeptWarm
     | KvHeld
+    | KvRestored
     | Rechecked
     | LogDigest
     | ReplayDone
