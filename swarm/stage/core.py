@@ -33,6 +33,7 @@ from swarm.stage.actions import Action, Compute, SendToBroker, WriteStageLog
 from swarm.stage.epochs import AllowedSenders, EpochManager
 from swarm.stage.events import (
     BrokerConnected,
+    ChunkLost,
     ChunkSpilled,
     Computed,
     ComputeFailed,
@@ -83,7 +84,7 @@ from swarm.wire.messages import (
 from swarm.wire.tensors import find_not_finite
 
 # events of keys and values on their way to or from other workers or the disk
-KvEvent = KvArrived | KvStoreFailed | KvTurn | KvPartTaken | ChunkSpilled | SpilledRead | SpilledStored
+KvEvent = KvArrived | KvStoreFailed | KvTurn | KvPartTaken | ChunkSpilled | ChunkLost | SpilledRead | SpilledStored
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +217,7 @@ class StageCore:
                 | KvTurn()
                 | KvPartTaken()
                 | ChunkSpilled()
+                | ChunkLost()
                 | SpilledRead()
                 | SpilledStored()
             ):
@@ -350,6 +352,8 @@ class StageCore:
                 self.exchange.sender.on_taken(event, now)
             case ChunkSpilled():
                 self.exchange.spiller.on_spilled(event)
+            case ChunkLost(sequence, start):
+                self.exchange.spiller.on_lost(sequence, start)
             case SpilledRead():
                 self.exchange.restorer.on_read(event)
             case SpilledStored():

@@ -184,6 +184,14 @@ class ChunkSpilled:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkLost:
+    """A chunk of a sequence could not be written: the disk is full, or fails."""
+
+    sequence: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
 class SpilledRead:
     """Keys and values that were read from disk and verified, block after block. ``is_last``: there are no more."""
 
@@ -230,6 +238,7 @@ Event = (
     | KvTurn
     | KvPartTaken
     | ChunkSpilled
+    | ChunkLost
     | SpilledRead
     | SpilledStored
     | StageTick

@@ -121,7 +121,8 @@ class KvSpiller:
             return []
         stored = self.store.sequences[sequence]
         sent = stored.sent.setdefault(self._target, SentPositions())
-        start, stop = sent.position, sent.position + CHUNK
+        start = sent.position // CHUNK * CHUNK  # a truncation may have cut it within a chunk
+        stop = start + CHUNK
         self._under_way = sent, start, turn.is_idle
         sent.position = stop
         del self.unwritten[sequence]
@@ -141,6 +142,13 @@ class KvSpiller:
             sent.position = min(sent.position, before)
             self.unwritten.pop(event.sequence, None)  # tried again when it has grown
             self.count("spill_chunks_not_read", 1)
+
+    def on_lost(self, sequence: int, start: int) -> None:
+        """Write a sequence again from a chunk on that is not on the disk: later ones are of no use without it."""
+        stored = self.store.sequences.get(sequence)
+        if self.order is not None and stored is not None and (sent := stored.sent.get(self._target)) is not None:
+            sent.position = min(sent.position, start)
+            self.unwritten[sequence] = None
 
     def _may_write(self, turn: KvTurn, now: float) -> bool:
         if not self.unwritten or not turn.may_spill or self._under_way is not None:
@@ -162,7 +170,8 @@ class KvSpiller:
         if self.order is None or position is None or sequence in self._excluded:
             return False
         sent = stored.sent.get(self._target)
-        return position >= max(self.order.num_positions, CHUNK + (0 if sent is None else sent.position))
+        next_stop = CHUNK if sent is None else (sent.position // CHUNK + 1) * CHUNK
+        return position >= max(self.order.num_positions, next_stop)
 
     def _name(self, sequence: int, stored: StoredSequence, start: int) -> str:
         """Return the name of the chunk from ``start`` on. Names of chunks before it stay: their tokens were written."""

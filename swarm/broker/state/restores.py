@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from swarm.broker.state.lifecycle import SequenceState
@@ -16,11 +17,14 @@ class Restore:
     residency: int  # the sequence's when it was admitted
     ticket: int
     start: int  # position from which on the stages read
+    num_positions: int  # behind it
     began_at: float
     deadline: float  # when the sequence runs at the latest
     step: int | None = None  # the step with which the stages open the sequence
-    awaited: set[str] = field(default_factory=set)  # stages that have not reported yet, once they are ordered to read
-    position: int = 0
+    unanswered: set[str] = field(
+        default_factory=set
+    )  # stages that have not reported yet, once they are ordered to read
+    position: int | None = None
 
     @property
     def is_current(self) -> bool:
@@ -28,6 +32,15 @@ class Restore:
         sequence = self.sequence
         is_same = sequence.state is SequenceState.RUNNING and sequence.residency == self.residency
         return is_same and sequence.is_restoring
+
+    def await_answers(self, stages: Collection[str]) -> None:
+        """Record that these stages were ordered to read."""
+        self.unanswered.update(stages)
+
+    def record_answer(self, stage: str, position: int) -> None:
+        """Record the position that a stage has reached."""
+        self.unanswered.discard(stage)
+        self.position = position if self.position is None else min(self.position, position)
 
 
 @dataclass(slots=True)
@@ -57,8 +70,13 @@ class RestoreState:
         """Let a sequence wait for what the stages have of it on disk."""
         self.num_tickets += 1
         self.in_progress[sequence.id] = Restore(
-            sequence, sequence.residency, self.num_tickets, sequence.kv, now, deadline
+            sequence, sequence.residency, self.num_tickets, sequence.kv, sequence.pending, now, deadline
         )
+
+    @property
+    def num_awaited(self) -> int:
+        """Positions of all sequences that wait."""
+        return sum(item.num_positions for item in self.in_progress.values() if item.is_current)
 
     @property
     def unopened(self) -> list[Sequence]:

@@ -32,13 +32,15 @@ def begin_restore(state: State, sequence: Sequence, now: float) -> None:
     """Let a sequence that was just admitted wait for what the stages have of it on disk, if it is long enough."""
     least, num_positions = state.restores.num_positions, sequence.pending
     if least and num_positions >= least:
-        state.restores.begin(sequence, now, now + wait_s(num_positions, state.costs.tokens_per_s))
+        num_awaited = num_positions + state.restores.num_awaited
+        state.restores.begin(sequence, now, now + wait_s(num_awaited, state.costs.tokens_per_s))
         sequence.start_restore()
         state.running.refresh(sequence)
 
 
 def wait_s(num_positions: int, tokens_per_s: float | None) -> float:
-    """Return how long a sequence may wait: about the time for computing its positions."""
+    """Return how long a sequence may wait: about the time for computing its positions, and those of the sequences that
+    already wait."""
     seconds = num_positions / tokens_per_s if tokens_per_s else 1.0 + num_positions * READ_POSITION_S
     return max(MIN_WAIT_S, min(MAX_WAIT_S, seconds))
 
@@ -78,7 +80,7 @@ class Restorer:
         for item in list(self.state.restores.in_progress.values()):
             if item.step != step or not item.is_current or plan is None:
                 continue
-            item.awaited.update(plan.members)
+            item.await_answers(plan.members)
             order = RestoreKv(
                 epoch=plan.epoch,
                 sequence=item.sequence.id,
@@ -93,13 +95,11 @@ class Restorer:
         """Handle a stage's answer."""
         plan, item = self.state.plans.current, self.state.restores.find(message.sequence, message.ticket)
         is_current = plan is not None and plan.epoch == message.epoch
-        if item is None or not is_current or worker.incarnation not in item.awaited:
+        if item is None or not is_current or worker.incarnation not in item.unanswered:
             self.state.count("stale_restores")
             return
-        is_first = len(item.awaited) == len(plan.members) if plan is not None else False
-        item.position = message.position if is_first else min(item.position, message.position)
-        item.awaited.discard(worker.incarnation)
-        if not item.awaited:
+        item.record_answer(worker.incarnation, message.position)
+        if not item.unanswered and item.position is not None:
             self._finish(item, item.position, now)
 
     def tick(self, now: float) -> None:
@@ -109,7 +109,8 @@ class Restorer:
                 self.state.restores.end(item)
             elif now >= item.deadline:
                 self.state.count("restores_too_late")
-                self.out.note("sequence_not_restored", "warning", sequence=item.sequence.id, awaited=len(item.awaited))
+                missing = sorted(self.state.workers[i].name for i in item.unanswered if i in self.state.workers)
+                self.out.note("sequence_not_restored", "warning", sequence=item.sequence.id, awaited=missing)
                 self._finish(item, item.start, now)
 
     def _finish(self, item: Restore, position: int, now: float) -> None:

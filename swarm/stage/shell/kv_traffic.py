@@ -15,6 +15,7 @@ from swarm.clock import Clock
 from swarm.log import get_logger
 from swarm.stage import actions as act
 from swarm.stage.events import (
+    ChunkLost,
     ChunkSpilled,
     KvArrived,
     KvPartTaken,
@@ -96,7 +97,7 @@ class KvTraffic:
         """Record that an order arrived, which the next turn is to follow at once."""
         self._is_due, self._next_turn_at = True, -inf
 
-    def next_event(self, *, is_idle: bool, may_send: bool) -> KvArrived | SpilledRead | KvTurn | None:
+    def next_event(self, *, is_idle: bool, may_send: bool) -> KvArrived | SpilledRead | ChunkLost | KvTurn | None:
         """Return an arrived part, a chunk from disk or a turn for the core, if there is one now.
 
         ``is_idle``: no step is waiting. Called after every step, so it is quick if there is nothing.

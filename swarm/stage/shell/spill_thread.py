@@ -23,7 +23,7 @@ from swarm.errors import report_thread_errors
 from swarm.log import LogRateLimiter, get_logger
 from swarm.stage import actions as act
 from swarm.stage.actions import CHUNK
-from swarm.stage.events import SpilledRead
+from swarm.stage.events import ChunkLost, SpilledRead
 from swarm.stage.executor import KvData
 from swarm.stage.shell.spill_files import ChunkFile, SpillFiles
 from swarm.wire.messages import BLOCK, Manifest
@@ -79,7 +79,7 @@ class SpillThread:
         # protected by ``_changed``
         self._chunks: deque[_Chunk] = deque()
         self._readings: deque[_Reading] = deque()
-        self._results: deque[SpilledRead] = deque()
+        self._results: deque[SpilledRead | ChunkLost] = deque()
         self._is_stopping = False
         self._changed = threading.Condition()
         self._rests_until = 0.0
@@ -125,11 +125,12 @@ class SpillThread:
         """Read nothing more for this ticket."""
         with self._changed:
             self._readings = deque(reading for reading in self._readings if reading.action.ticket != ticket)
-            self._results = deque(result for result in self._results if result.ticket != ticket)
+            results = [item for item in self._results if isinstance(item, ChunkLost) or item.ticket != ticket]
+            self._results = deque(results)
             self._changed.notify()
 
-    def take(self) -> SpilledRead | None:
-        """Return what was read next, or None."""
+    def take(self) -> SpilledRead | ChunkLost | None:
+        """Return what was read next, or a chunk that could not be written; or None."""
         if not self._results:
             return None
         with self._changed:
@@ -152,23 +153,31 @@ class SpillThread:
     def _run(self) -> None:
         with report_thread_errors(self._report_crash):
             while not self._is_stopping:
-                self._run_once()
+                if not self.work():
+                    with self._changed:
+                        self._changed.wait_for(self._has_work)
 
     def _report_crash(self, error: BaseException) -> None:
         log.exception("spill_thread_died")
         self._on_crash(error)
 
-    def _run_once(self) -> None:
+    def work(self) -> bool:
+        """Read or write one chunk. Return whether there was one."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_stopping or self._can_read or bool(self._chunks))
             reading = self._readings[0] if self._can_read else None
             chunk = self._chunks[0] if reading is None and self._chunks else None
         if reading is not None:
             self._read_next(reading)
         elif chunk is not None:
-            self._write(chunk)
+            is_written = self._write(chunk)
             with self._changed:
                 self._chunks.popleft()
+                if not is_written:
+                    self._results.append(ChunkLost(chunk.action.sequence, chunk.action.start))
+        return reading is not None or chunk is not None
+
+    def _has_work(self) -> bool:
+        return self._is_stopping or self._can_read or bool(self._chunks)
 
     @property
     def _can_read(self) -> bool:
@@ -208,19 +217,19 @@ class SpillThread:
         )
         return blocks if all(map(self._fits, blocks)) else ()
 
-    def _write(self, chunk: _Chunk) -> None:
+    def _write(self, chunk: _Chunk) -> bool:
+        """Write a chunk; return whether all of it is on the disk."""
         action, dtype = chunk.action, chunk.blocks[0].dtype
         try:
             for layer, numbers in self._split(chunk):
-                if self._is_stopping:
-                    return
                 if not self._files.write(self._file(action.bits, action.name, action.start, layer), dtype, numbers):
                     self._rest("there is no space for it: worker.spill, or the disk's last twentieth")
-                    return
+                    return False
         except OSError as error:
             self._rest(error.strerror or str(error))
-            return
+            return False
         self.num_written += 1
+        return True
 
     def _rest(self, reason: str) -> None:
         self.num_dropped += 1
