@@ -344,6 +344,7 @@ class BrokerCore:
             if sequence is not None:
                 self._requests.completer.end(sequence, "failed", now, failure.reason)
         scheduler.redraw_late(self.state, done.late, flight)
+        self._reconfiguration.restorer.on_step_done(done.step, now)
 
     # --- clients -----------------------------------------------------------------------------------------------------
 
@@ -398,6 +399,7 @@ class BrokerCore:
         self._tracer.forget_old(now)
         self._accept_gate.tick(now)
         self._reconfiguration.rebuilder.tick(now)
+        self._reconfiguration.restorer.tick(now)
         if not self.state.running and (recovery := self.state.recoveries.end_without_sequences(now)):
             self._reconfiguration.log_recovery(recovery)
         self._reconfiguration.tick(now)

@@ -114,6 +114,18 @@ class WorkerSettings(Section):
         "limit, and a quarter of what the process itself leaves of it. Until a rebuilt log is complete, "
         "lost positions are computed again from the tokens.",
     )
+    spill: ByteSize = Field(
+        default=ByteSize(0),
+        examples=["20GiB"],
+        description="Bytes of disk for keys and values of long sequences, in kv in the user's cache directory "
+        "($SWARM_CACHE), which the workers of a machine share. After a restart of everything, or for another request "
+        "that begins alike, they are read instead of computed. The files have what prompts say, and only their owner "
+        "may read them. The least recently used ones are removed; a twentieth of the disk stays free. Takes effect "
+        "when it is set on all workers of a plan. 0: none.",
+    )
+    spill_from: Annotated[int, Field(ge=256, le=1 << 20)] = Field(
+        default=1024, description="Positions from which on a sequence is written to disk, or looked for there."
+    )
     beat_interval_s: Annotated[float, Field(ge=0.01, le=60)] = Field(
         default=0.1,
         description="Seconds between two heartbeats; several fit into health.beat_timeout_s, so one may be lost. The "

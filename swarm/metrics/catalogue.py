@@ -319,6 +319,18 @@ TROUBLES = (
         "Layers times positions that stages took over from copies of keys and values",
         "stats.pipeline.kv_copies_used_positions",
     ),
+    _counter(
+        "restored_positions",
+        "Positions whose keys and values were read from disk instead of computed",
+        "stats.pipeline.restored_positions",
+    ),
+    _stage_figure("stage_spill_bytes", "Files of keys and values in the worker's folder on disk", "spill_bytes"),
+    _stage_figure(
+        "stage_spill_damaged_files",
+        "Files of keys and values that were removed because they were damaged",
+        "spill_files_damaged",
+        is_counter=True,
+    ),
     _gauge("kv_copies_bytes", "Memory of copies of keys and values", "stats.kv_copies.bytes"),
     _gauge("kv_copies_behind", "Most positions by which a copy is behind its sequence", "stats.kv_copies.behind"),
     _labelled_counter(

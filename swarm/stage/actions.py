@@ -7,7 +7,7 @@ or ComputeFailed, ``LoadLayers`` with Loaded or LoadFailed, and ``TestDevice`` w
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from swarm.stage.executor import Batch, Executor, KvData
 from swarm.wire.messages import Edge, LayerRange, Lineage, Open, Step, StepDone, WorkerMessage
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 EX_TEMPFAIL = 75  # exit code for "start again"
 EX_CONFIG = 78  # exit code for "starting again will not help"
+CHUNK: Final = 256  # positions of one file of keys and values on disk; a multiple of BLOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +254,49 @@ class StoreKv:
 
 
 @dataclass(frozen=True, slots=True)
+class SpillChunk:
+    """Read a chunk of a sequence's keys and values and have it written to disk. Answered by ChunkSpilled."""
+
+    sequence: int
+    layers: LayerRange
+    start: int
+    stop: int
+    name: str  # digest of all tokens up to ``stop``
+    bits: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSpilled:
+    """Read chunks of a sequence's keys and values from disk, in order, until one is missing. Answered by one or more
+    SpilledRead."""
+
+    ticket: int
+    sequence: int
+    layers: LayerRange
+    start: int  # a multiple of BLOCK
+    stop: int  # a multiple of CHUNK
+    names: tuple[str, ...]  # of the chunks from the one on in which ``start`` lies
+    bits: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSpilled:
+    """Store keys and values that were read from disk. Answered by SpilledStored."""
+
+    ticket: int
+    sequence: int
+    limit: int
+    blocks: tuple[KvData, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StopReadingSpilled:
+    """Read nothing more for this ticket."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
 class DropKv:
     """Drop a sequence's copied keys and values in these layers."""
 
@@ -331,6 +375,10 @@ Action = (
     | ConnectKvTargets
     | AllowKvSenders
     | SendKvParts
+    | SpillChunk
+    | ReadSpilled
+    | StoreSpilled
+    | StopReadingSpilled
     | Exit
     | RestartWithDtype
     | WriteStageLog

@@ -34,6 +34,8 @@ from swarm.stage.actions import Action, Compute, SendToBroker, WriteStageLog
 from swarm.stage.epochs import AllowedSenders, EpochManager
 from swarm.stage.events import (
     BrokerConnected,
+    ChunkLost,
+    ChunkSpilled,
     Computed,
     ComputeFailed,
     ComputeFenced,
@@ -49,6 +51,8 @@ from swarm.stage.events import (
     OrderArrived,
     RecheckComputed,
     RecheckFailed,
+    SpilledRead,
+    SpilledStored,
     StageTick,
     StandbyLoaded,
     StandbyProgressed,
@@ -59,7 +63,9 @@ from swarm.stage.executor import ForwardResult
 from swarm.stage.faults import FaultHandler
 from swarm.stage.kv_arrivals import KvArrivals
 from swarm.stage.kv_exchange import KvExchange
+from swarm.stage.kv_restore import KvRestorer
 from swarm.stage.kv_sender import KvSender
+from swarm.stage.kv_spill import KvSpiller
 from swarm.stage.log import ActivationLog
 from swarm.stage.membership import BrokerMembership
 from swarm.stage.pending_plan import PendingPlan
@@ -77,6 +83,9 @@ from swarm.wire.messages import (
     Welcome,
 )
 from swarm.wire.tensors import find_not_finite
+
+# events of keys and values on their way to or from other workers or the disk
+KvEvent = KvArrived | KvStoreFailed | KvTurn | KvPartsTaken | ChunkSpilled | ChunkLost | SpilledRead | SpilledStored
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +130,9 @@ class StageCore:
         self.replays = ReplayQueue(own.name, own.incarnation, own.num_layers, self.store, self._count)
         self.rechecks = RecheckQueue(own.incarnation, own.num_layers, self.log, self._count)
         arrivals = KvArrivals(own.incarnation, self.store, self._actions, self._write_log, self._count)
-        self.exchange = KvExchange(KvSender(self.store, self._count), arrivals, self._actions)
+        spiller = KvSpiller(self.store, self._count)
+        restorer = KvRestorer(own.incarnation, self.store, spiller, self._actions, self._write_log, self._count)
+        self.exchange = KvExchange(KvSender(self.store, self._count), arrivals, spiller, restorer, self._actions)
         self.epochs = EpochManager(
             own.incarnation,
             self.pending_plan,
@@ -201,7 +212,16 @@ class StageCore:
             case Loaded() | LoadFailed() | StandbyProgressed() | StandbyLoaded():
                 self._actions.extend(self.pending_plan.handle_event(event))
                 self.epochs.publish_allowed()
-            case KvArrived() | KvStoreFailed() | KvTurn() | KvPartsTaken():
+            case (
+                KvArrived()
+                | KvStoreFailed()
+                | KvTurn()
+                | KvPartsTaken()
+                | ChunkSpilled()
+                | ChunkLost()
+                | SpilledRead()
+                | SpilledStored()
+            ):
                 self._on_kv_event(event, now)
             case BrokerConnected():
                 self.membership.on_connected(now)
@@ -314,13 +334,13 @@ class StageCore:
     def next_kv_turn_at(self) -> float:
         """Time from which on a turn may send parts of the keys and values. Cheap, so that the shell may ask after every
         step."""
-        return inf if self.is_parked else self.exchange.sender.next_turn_at
+        return inf if self.is_parked else self.exchange.next_turn_at
 
     def wants_kv_turn(self, turn: KvTurn, now: float) -> bool:
         """Return whether this turn would send a part of the keys and values. If so, the shell feeds it."""
-        return not self.is_parked and self.exchange.sender.has_part(self._with_own_work(turn), now)
+        return not self.is_parked and self.exchange.wants_turn(self._with_own_work(turn), now)
 
-    def _on_kv_event(self, event: KvArrived | KvStoreFailed | KvTurn | KvPartsTaken, now: float) -> None:
+    def _on_kv_event(self, event: KvEvent, now: float) -> None:
         match event:
             case KvArrived():
                 layers = None if self.active is None and not self.sequences else self.layers
@@ -329,9 +349,17 @@ class StageCore:
                 self.exchange.arrivals.on_store_failed(sequence, reason)
             case KvTurn():
                 if not self.is_parked:
-                    self._actions.extend(self.exchange.sender.take_turn(self._with_own_work(event), now))
+                    self.exchange.take_turn(self._with_own_work(event), now)
             case KvPartsTaken():
                 self.exchange.sender.on_taken(event, now)
+            case ChunkSpilled():
+                self.exchange.spiller.on_spilled(event)
+            case ChunkLost(sequence, start):
+                self.exchange.spiller.on_lost(sequence, start)
+            case SpilledRead():
+                self.exchange.restorer.on_read(event)
+            case SpilledStored():
+                self.exchange.restorer.on_stored(event)
 
     def _with_own_work(self, turn: KvTurn) -> KvTurn:
         """Return the turn; it is not idle while the stage itself has work."""
@@ -383,6 +411,7 @@ class StageCore:
     def _tick(self, kv_free_bytes: int, now: float) -> None:
         self.membership.tick(now)
         self.exchange.arrivals.tick(kv_free_bytes, now, may_report=not self.is_parked)
+        self.exchange.restorer.tick(now)
         self.faults.tick(now)
         missing = self.steps.report_gap(now)
         if missing is not None:

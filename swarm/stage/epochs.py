@@ -42,7 +42,9 @@ from swarm.wire.messages import (
     ReceiveKv,
     Recheck,
     Replay,
+    RestoreKv,
     SendKv,
+    SpillKv,
     Unassign,
     Welcome,
     layers_of,
@@ -186,7 +188,7 @@ class EpochManager:
                 self._replay(order)
             case Recheck() | GetDigest():
                 self._recheck(order)
-            case SendKv() | ReceiveKv():
+            case SendKv() | ReceiveKv() | SpillKv() | RestoreKv():
                 if not self.exchange.follow(order, self.active, self.layers, now):
                     self.count("stale_orders")
             case _:

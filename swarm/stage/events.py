@@ -157,11 +157,12 @@ class KvTurn:
     """There is time to send parts of the keys and values to another worker.
 
     ``is_idle``: no step is waiting. Otherwise the sender's budget decides. ``blocked``: incarnations of the targets
-    whose connection accepts nothing now.
+    whose connection accepts nothing now. ``may_spill``: the disk's thread accepts a chunk.
     """
 
     is_idle: bool
     blocked: frozenset[str] = frozenset()
+    may_spill: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +173,43 @@ class KvPartsTaken:
     to: str
     num_bytes: int
     took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkSpilled:
+    """A ``SpillChunk`` was carried out: it took this long in the compute thread. ``is_taken``: the chunk will be
+    written, unless the disk prevents it."""
+
+    sequence: int
+    took_s: float
+    is_taken: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkLost:
+    """A chunk of a sequence could not be written: the disk is full, or fails."""
+
+    sequence: int
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpilledRead:
+    """Keys and values that were read from disk and verified, block after block. ``is_last``: there are no more."""
+
+    ticket: int
+    sequence: int
+    blocks: tuple[KvData, ...]
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SpilledStored:
+    """A ``StoreSpilled`` was carried out. ``problem``: why not all of it is stored; empty: it is."""
+
+    ticket: int
+    sequence: int
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,5 +239,9 @@ Event = (
     | KvStoreFailed
     | KvTurn
     | KvPartsTaken
+    | ChunkSpilled
+    | ChunkLost
+    | SpilledRead
+    | SpilledStored
     | StageTick
 )

@@ -291,8 +291,8 @@ class KvSender:
 
     def _ready_targets(self, turn: KvTurn, now: float) -> set[CopyTarget]:
         """Return the targets to which something can be sent in this turn."""
-        for budget in (*self._budgets.values(), self._idle_budget):
-            budget.refill(now)
+        for each in (*self._budgets.values(), self._idle_budget):
+            each.refill(now)
         return {
             key
             for key, target in self.targets.items()

@@ -104,7 +104,7 @@ MUTANTS = (
         name="resumed-before-level",
         breaks="A sequence continues while some of its layers are still being rebuilt.",
         target="swarm.broker.state.sequences:Sequence.pending",
-        old="return 0 if self.rebuilds else len(self.tokens) - self.scheduled",
+        old="return 0 if self.rebuilds or self.is_restoring else len(self.tokens) - self.scheduled",
         new="return len(self.tokens) - self.scheduled",
         caught_by="sim crash from 147",
     ),

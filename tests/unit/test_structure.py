@@ -64,6 +64,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "config",
         "failpoints",
         "demo",
+        "private_files",
         "systemd",
     ),
     "hub": ("errors",),

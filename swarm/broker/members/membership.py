@@ -31,6 +31,7 @@ from swarm.wire.messages import (
     Hello,
     KeptWarm,
     KvHeld,
+    KvRestored,
     LeaseRenewed,
     Leaving,
     LoadProgress,
@@ -126,6 +127,8 @@ class WorkerMembership:
                 self._on_recomputed(worker, message, now)
             case KvHeld():
                 self._reconfiguration.on_kv_held(worker, message, now)
+            case KvRestored():
+                self._reconfiguration.restorer.on_restored(worker, message, now)
             case LoadProgress() | KeptWarm():
                 self._reconfiguration.on_load_progress(worker, message, now)
             case Stats():

@@ -12,6 +12,7 @@ from swarm.broker.recovery.speeds import make_gauges
 from swarm.broker.recovery.worker_orders import StandbyOrders, WorkerOrders
 from swarm.broker.state import PlanPhase, State
 from swarm.broker.state.recoveries import Recovery
+from swarm.broker.steps.restoring import Restorer
 from swarm.wire.messages import BLOCK, Activated
 
 
@@ -25,6 +26,7 @@ class Activation:
     rebuilder: Rebuilder
     standby: StandbyOrders
     copies: KvCopies
+    restorer: Restorer
     timeout_s: float  # until a stage must have reported what it holds
 
     def start(self, now: float) -> None:
@@ -73,6 +75,7 @@ class Activation:
         if recovery := self.state.recoveries.record_activated(len(self.state.running), now):
             log_recovery(self.out, recovery)
         self.copies.on_serving()
+        self.restorer.on_serving()
         self.rebuilder.begin(now)
         self.orders.release_leaving(now)
 

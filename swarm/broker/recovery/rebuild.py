@@ -28,6 +28,7 @@ from swarm.broker.recovery.replay_speeds import ReplaySpeeds
 from swarm.broker.state import Plan, Rebuild, Sequence, SequenceState, State, Worker
 from swarm.broker.state.plans import Rebuilding
 from swarm.broker.steps.kv_capacity import admission_blocks
+from swarm.broker.steps.restoring import begin_restore
 from swarm.broker.steps.scheduler import build_open
 from swarm.wire.digests import num_matching
 from swarm.wire.messages import (
@@ -171,6 +172,7 @@ class Rebuilder:
             if isinstance(runs, int):
                 self._count_as_prompt(sequence, plan, runs)
                 sequence.recompute_from(runs)
+                begin_restore(self.state, sequence, now)
             elif runs:
                 sequence.start_rebuild(runs)
                 waiting.append(sequence)

@@ -43,6 +43,7 @@ from swarm.broker.recovery.worker_orders import BROKER_NAME, BrokerPeer, Standby
 from swarm.broker.state import Plan, PlanPhase, State, Worker
 from swarm.broker.state.recoveries import PredictedRecovery, Recovery
 from swarm.broker.state.workers import BROKER, describe_failed
+from swarm.broker.steps.restoring import Restorer
 from swarm.wire.messages import Activated, KeptWarm, KvHeld, LoadProgress, Prepared, Refused
 
 
@@ -79,8 +80,16 @@ class Reconfiguration:
         self._route_retries = RouteRetries(state, out)
         self._orders = WorkerOrders(state, out)
         self._migration = Migration(state, out)
+        self.restorer = Restorer(state, out)
         self._activation = Activation(
-            state, out, self._orders, self.rebuilder, self.standby, self.copies, settings.activate_timeout_s
+            state,
+            out,
+            self._orders,
+            self.rebuilder,
+            self.standby,
+            self.copies,
+            self.restorer,
+            settings.activate_timeout_s,
         )
         self._startup_wait = StartupWait(state, self.restart, settings.min_workers, settings.gather_s)
 

@@ -33,7 +33,7 @@ ALLOWED_STATES = {
         ("start_counting_overtakes", "count_overtake", "mark_fitting", "add_unfit_time", "lower_limit"), _WAITING
     ),
     **dict.fromkeys(("start", "dispatch", "acknowledge", "drop_kv", "redraw_last", "truncate_to"), _RUNNING),
-    **dict.fromkeys(("recompute_from", "start_rebuild", "finish_rebuild"), _RUNNING),
+    **dict.fromkeys(("recompute_from", "start_rebuild", "finish_rebuild", "start_restore", "finish_restore"), _RUNNING),
     # Steps that were in flight at a preemption still count.
     **dict.fromkeys(("append_token", "record_not_finite", "expect_stop", "truncate_answer"), (*_RUNNING, *_WAITING)),
     **dict.fromkeys(("mark_end_sent", "mark_end_written"), (SequenceState.ENDED,)),

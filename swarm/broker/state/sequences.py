@@ -34,6 +34,7 @@ class Sequence:
     kv: int = 0  # positions whose keys and values every stage has acknowledged
     is_open_in_stages: bool = False  # the stages of this epoch have opened the sequence
     rebuilds: list[Rebuild] = field(default_factory=list)  # layers that must be rebuilt before the sequence runs again
+    is_restoring: bool = False  # it waits for what the stages read of it from disk
     truncate: bool = False  # the next step must first truncate the stages' state to ``kv``
     fork_of: int | None = None  # the sequence from which its first ``kv`` positions are copied when the stages open it
     reason: FinishReason | None = None  # None until the sequence ends
@@ -98,8 +99,8 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Known tokens that the next steps must process; 0 while layers are being rebuilt."""
-        return 0 if self.rebuilds else len(self.tokens) - self.scheduled
+        """Known tokens that the next steps must process; 0 while layers are being rebuilt or read from disk."""
+        return 0 if self.rebuilds or self.is_restoring else len(self.tokens) - self.scheduled
 
     @property
     def is_decoding(self) -> bool:
@@ -244,7 +245,7 @@ class Sequence:
         if self.scheduled > position:
             self.num_recomputed += 1
         self.kv = self.scheduled = position
-        self.is_open_in_stages = False
+        self.is_open_in_stages = self.is_restoring = False
         self.truncate = True
         if self.fork_of is not None:  # the stages never opened it, so nothing has been copied
             self.fork_of = None
@@ -268,6 +269,20 @@ class Sequence:
         """Remove a rebuild that is complete."""
         self._allow("finish_rebuild")
         self.rebuilds.remove(rebuild)
+
+    def start_restore(self) -> None:
+        """Wait for what the stages read of the sequence from disk."""
+        self._allow("start_restore")
+        self.is_restoring = True
+
+    def finish_restore(self, position: int) -> None:
+        """Go on from a position that all stages have reached; they are cut to it."""
+        self._allow("finish_restore")
+        self.is_restoring = False
+        self.kv = self.scheduled = position
+        self.truncate = True
+        if not self.num_generated:  # from the first token on, the journal has recorded ``num_cached``
+            self.num_cached = min(position, self.num_prompt)
 
     def cancel_rebuilds(self) -> None:
         self.rebuilds.clear()

@@ -18,6 +18,7 @@ from swarm.broker.state.plans import PlanConstraints, PlanState, Rebuilding, Rec
 from swarm.broker.state.prefix import PrefixCache, PrefixRules
 from swarm.broker.state.queue import AwaitingJournal, RequestTimers, RetryAfter, WaitingQueue
 from swarm.broker.state.recoveries import RecoveryHistory
+from swarm.broker.state.restores import RestoreState
 from swarm.broker.state.running import RunningSequences
 from swarm.broker.state.sequences import Request, Sequence
 from swarm.broker.state.workers import Routes, Worker
@@ -185,6 +186,7 @@ class State:
     moves: PlanMoves = field(default_factory=PlanMoves)
     restart: RestartState = field(default_factory=RestartState)  # the start after a restart of the broker
     rebuilding: Rebuilding = field(default_factory=Rebuilding)
+    restores: RestoreState = field(default_factory=RestoreState)  # sequences that the stages read from disk
     kv_copies: KvCopyState = field(default_factory=KvCopyState)
     rechecks: RecheckSchedule = field(default_factory=RecheckSchedule)
     in_flight: dict[int, InFlightStep] = field(default_factory=dict)
@@ -263,6 +265,7 @@ class State:
         self.migration.shift_deadlines(pause_s)
         self.moves.shift_deadlines(pause_s)
         self.rebuilding.ordered_at += pause_s
+        self.restores.shift_deadlines(pause_s)
         self.timers.shift_deadlines(pause_s)
         self.journal_lookups.shift_deadlines(pause_s)
         self.newcomers.shift_deadlines(pause_s)
@@ -357,6 +360,7 @@ class State:
         self.to_release.clear()
         self.to_retire.clear()
         self.prefix.clear()
+        self.restores.end_plan()
         self.waiting.restore_aside()
 
     def count(self, name: str, amount: float = 1) -> None:

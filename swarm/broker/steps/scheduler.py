@@ -31,6 +31,7 @@ from swarm.broker.planner.pauses import MAX_PAUSE_S, resumes_at_once, step_pause
 from swarm.broker.state import InFlightStep, Sequence, SequenceState, State
 from swarm.broker.state.costs import CHUNK
 from swarm.broker.steps.kv_capacity import KvAllocator
+from swarm.broker.steps.restoring import begin_restore
 from swarm.wire.messages import MAX_HEADER_BYTES, MAX_ROWS, Open, Row, SequencePosition, Step, num_blocks
 
 Mode = Literal["batch", "overlapped", "auto"]
@@ -104,6 +105,7 @@ def admit(state: State, settings: SchedulerSettings, now: float) -> None:
             state.give_up_deadline(sequence)
         elif allocator.admit(sequence):
             _record_admission(state, sequence, overtaken, now)
+            begin_restore(state, sequence, now)
         else:
             if not overtaken:
                 sequence.start_counting_overtakes(now)
@@ -157,16 +159,17 @@ def next_step(state: State, settings: SchedulerSettings, now: float) -> Step | N
         return None
     admit(state, settings, now)
     chosen = _choose(state, settings, most)
-    if not chosen and not state.to_release and not state.to_retire:
+    unopened = _choose_unopened(state, chosen)
+    if not chosen and not unopened and not state.to_release and not state.to_retire:
         return None
-    return _build(state, chosen, plan.epoch, now)
+    return _build(state, chosen, unopened, plan.epoch, now)
 
 
 def _has_work(state: State) -> bool:
     """Whether a sequence waits, has tokens that no step carries, or must be released. Called after every event."""
     running = state.running
     pending = running.due or running.num_prefilling
-    return bool(pending or state.waiting or state.to_release or state.to_retire)
+    return bool(pending or state.waiting or state.to_release or state.to_retire or state.restores.unopened)
 
 
 def _must_yield_to_replays(state: State, now: float) -> bool:
@@ -321,18 +324,32 @@ def _free_kv_ratio(state: State) -> float:
     return max(0.0, (free / total - KV_SHORT) / (1 - KV_SHORT)) if total else 0.0
 
 
-def _build(state: State, chosen: list[tuple[Sequence, int]], epoch: int, now: float) -> Step:
+def _choose_unopened(state: State, chosen: list[tuple[Sequence, int]]) -> list[Sequence]:
+    """Return the sequences to be opened without a row, so that the stages can read them from disk."""
+    open_bytes = sum(_open_bytes(sequence) for sequence, _ in chosen)
+    opened: list[Sequence] = []
+    for sequence in state.restores.unopened if state.restores.in_progress else ():
+        if len(chosen) + len(opened) < MAX_ROWS and _fits_into_header(sequence, open_bytes):
+            open_bytes += _open_bytes(sequence)
+            opened.append(sequence)
+    return opened
+
+
+def _build(state: State, chosen: list[tuple[Sequence, int]], unopened: list[Sequence], epoch: int, now: float) -> Step:
     rows: list[Row] = []
     tokens: list[int] = []
     opens: list[Open] = []
     truncates: list[SequencePosition] = []
-    for sequence, count in chosen:
+    for sequence, count in (*((sequence, 0) for sequence in unopened), *chosen):
         if not sequence.is_open_in_stages:
             opens.append(build_open(sequence))
             state.release_fork(sequence)  # a release of the copied sequence can only follow this step now
         if sequence.truncate:
             truncates.append(SequencePosition(sequence.id, sequence.kv))
         start = sequence.dispatch(count)
+        if not count:
+            state.restores.record_opening(sequence, state.next_step)
+            continue
         rows.append(Row(sequence.id, start, count, sequence.scheduled == sequence.sampled))
         tokens.extend(sequence.tokens[start : sequence.scheduled])
     step = Step(

@@ -48,6 +48,8 @@ from swarm.stage.shell.kv_receiver import KvReceiver
 from swarm.stage.shell.kv_traffic import KvTraffic
 from swarm.stage.shell.loader import PlanLoader
 from swarm.stage.shell.pieces import forward_in_pieces
+from swarm.stage.shell.spill_files import SpillFiles
+from swarm.stage.shell.spill_thread import SpillThread
 from swarm.stage.shell.vitals import Vitals
 from swarm.wire import tensors
 from swarm.wire.codec import DATA
@@ -92,6 +94,7 @@ class ComputeThread:
         clock: Clock,
         on_control_action: Callable[[ControlAction], None],
         kv_listener: StepListener | None = None,
+        spill_files: SpillFiles | None = None,
         logs_steps: bool = False,
     ) -> None:
         self._connector = connector
@@ -113,7 +116,8 @@ class ComputeThread:
         self._next_name = ""
         self._recheck_connection = RecheckConnection(connector)
         channels = KvChannels(connector, executor, core.settings.incarnation)
-        self.kv = KvTraffic(channels, self._make_receiver(kv_listener), executor, clock)
+        spill = None if spill_files is None else self._make_spill_thread(spill_files)
+        self.kv = KvTraffic(channels, self._make_receiver(kv_listener), executor, clock, spill)
         self._last_tick_at = 0.0
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
@@ -127,6 +131,17 @@ class ComputeThread:
             return None
         return KvReceiver(
             listener, self._clock, fits=self._executor.fits_kv, on_part=self._wake.set, on_crash=self.fail
+        )
+
+    def _make_spill_thread(self, files: SpillFiles) -> SpillThread:
+        executor = self._executor
+        return SpillThread(
+            files,
+            executor.manifest,
+            self._clock,
+            fits=executor.fits_kv,
+            on_read=self._wake.set,
+            on_crash=self.fail,
         )
 
     def start(self) -> None:
@@ -325,7 +340,16 @@ class ComputeThread:
                 bind(stage=str(layers))
             case act.OpenEdge() | act.DisconnectKey():
                 self._change_connection(action)
-            case act.SendKvParts() | act.StoreKv() | act.ConnectKvTargets() | act.AllowKvSenders():
+            case (
+                act.SendKvParts()
+                | act.StoreKv()
+                | act.ConnectKvTargets()
+                | act.AllowKvSenders()
+                | act.SpillChunk()
+                | act.ReadSpilled()
+                | act.StoreSpilled()
+                | act.StopReadingSpilled()
+            ):
                 self._events.extendleft(self.kv.perform(action))
             case act.LoadLayers() | act.LoadStandby() | act.StopStandby():
                 self._perform_loading(action)

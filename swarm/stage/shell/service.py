@@ -48,6 +48,7 @@ from swarm.stage.shell.heartbeat import HeartbeatThread
 from swarm.stage.shell.kv_receiver import open_kv_listener
 from swarm.stage.shell.resources import WorkerResources, open_resources
 from swarm.stage.shell.shutdown import RELEASE_TIMEOUT_S, ShutdownAction, ShutdownSequence
+from swarm.stage.shell.spill_thread import open_spill_files
 from swarm.stage.shell.vitals import LOOP_INTERVAL_S, Vitals, read_process_usage
 from swarm.systemd import status_text
 from swarm.systemd.manager import ProgressDetector
@@ -188,6 +189,7 @@ class WorkerService:
             clock=clock,
             on_control_action=self._on_control_action,
             kv_listener=self._kv_listener,
+            spill_files=open_spill_files(int(settings.worker.spill)),
             logs_steps=settings.log.level == "debug",
         )
         self._control = ControlConnection(
@@ -414,7 +416,8 @@ class WorkerService:
             key=self._connector.pair.public,
             link=self._control.link,
         )
-        return replace(hello, settings=self._settings_message)
+        worker = self._settings.worker
+        return replace(hello, settings=self._settings_message, spill_from=worker.spill_from if worker.spill else 0)
 
     def _start_heartbeats(self, endpoint: str, interval_s: float) -> None:
         if self._heartbeats is not None:

@@ -146,7 +146,9 @@ from swarm.wire.messages.orders import (
     Rejoin,
     Release,
     Replay,
+    RestoreKv,
     SendKv,
+    SpillKv,
     Unassign,
     Welcome,
 )
@@ -177,6 +179,7 @@ from swarm.wire.messages.workers import (
     Hello,
     KeptWarm,
     KvHeld,
+    KvRestored,
     LayerCost,
     Leaving,
     LinkCost,

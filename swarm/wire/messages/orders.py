@@ -171,6 +171,30 @@ class ReceiveKv(Message, frozen=True, kw_only=True):
     ended: Annotated[tuple[SequenceId, ...], msgspec.Meta(max_length=MAX_SEQUENCES)] = ()
 
 
+class SpillKv(Message, frozen=True, kw_only=True):
+    """Order to write keys and values to the local disk while the plan of ``epoch`` serves: those of sequences with at
+    least ``num_positions`` positions, except ``excluded`` ones. ``bits``: the same at all stages of the plan, so that
+    equal tokens have equal keys and values."""
+
+    num_positions: Position
+    bits: Text
+    v: Version = 4
+    excluded: Annotated[tuple[SequenceId, ...], msgspec.Meta(max_length=MAX_SEQUENCES)] = ()
+
+
+class RestoreKv(Message, frozen=True, kw_only=True):
+    """Order to read keys and values of a sequence from the local disk, from position ``start`` on, which it has reached
+    in every layer, up to at most ``stop``. Answered by ``KvRestored``, after ``within_s`` seconds with what is there by
+    then."""
+
+    sequence: SequenceId
+    ticket: Whole
+    start: Position
+    stop: Position
+    within_s: Seconds
+    v: Version = 4
+
+
 class Release(Message, frozen=True, kw_only=True):
     """Order to drop everything and exit. ``again``: exit in a way that makes the worker's supervisor restart it."""
 
@@ -215,6 +239,8 @@ Order = (
     | Copy
     | SendKv
     | ReceiveKv
+    | SpillKv
+    | RestoreKv
     | Release
     | LeaseRenewed
     | Unassign

@@ -119,6 +119,7 @@ class Hello(Message, frozen=True, kw_only=True):
     if it needs one. ``build``: its release of Swarm. ``kv_share``: fraction of ``memory_bytes`` left by the weights
     that it uses for keys and values. ``settings``: its settings, for operators who ask. ``kv_endpoint``: its listener
     for copies of keys and values; empty: it takes none. ``bits``: as in ``Prepared``, if it has loaded anything.
+    ``spill_from``: length from which it writes sequences to disk; 0: none.
 
     ``epoch`` is the last one the worker received, in the lineage ``lineage``. The broker never adopts numbers from a
     worker: a worker that is welcomed by another lineage starts over with that lineage's numbers.
@@ -150,6 +151,7 @@ class Hello(Message, frozen=True, kw_only=True):
     settings: Annotated[tuple[Setting, ...], msgspec.Meta(max_length=256)] = ()
     kv_endpoint: Endpoint = ""
     bits: Text = ""
+    spill_from: Position = 0
 
 
 class Probe(Message, frozen=True):
@@ -210,6 +212,17 @@ class KvHeld(Message, frozen=True, kw_only=True):
     num_bytes: Whole = 0
     free_bytes: Whole = 0
     is_complete: bool = False
+
+
+class KvRestored(Message, frozen=True, kw_only=True):
+    """Answer to ``RestoreKv``: the position up to which all layers of this stage have the sequence's keys and
+    values."""
+
+    incarnation: Incarnation
+    sequence: SequenceId
+    ticket: Whole
+    position: Position
+    v: Version = 4
 
 
 class KeptWarm(Message, frozen=True, tag="kept"):
@@ -328,6 +341,7 @@ WorkerMessage = (
     | Activated
     | KeptWarm
     | KvHeld
+    | KvRestored
     | Rechecked
     | LogDigest
     | ReplayDone

@@ -165,6 +165,7 @@ class FakeWorker:
     key: str | None = None
     ticket: str = ""
     kv_endpoint: str = ""
+    spill_from: int = 0
     costs: tuple[LayerCost, ...] = ()
     link: LinkCost | None = None
     copies: tuple[HeldSequence, ...] = ()  # of other workers' keys and values, in its next report
@@ -208,6 +209,7 @@ class FakeWorker:
             "key": self.key,
             "ticket": self.ticket,
             "kv_endpoint": self.kv_endpoint,
+            "spill_from": self.spill_from,
         }
         return Hello(**(fields | changes))  # type: ignore[arg-type]
 
@@ -590,7 +592,7 @@ class Watch:
             self.last_step = step.step
         assert sum(r.count for r in step.rows) == len(step.tokens)
         assert len({r.sequence for r in step.rows}) == len(step.rows), "a sequence twice in one step"
-        assert step.rows or step.release or step.retire, "an empty step"
+        assert step.rows or step.release or step.retire or step.open, "an empty step"
         assert sum(r.count for r in step.rows) <= self.settings.scheduler.step_tokens
 
 

@@ -1,0 +1,182 @@
+"""Writing the stage's keys and values to the local disk: which sequence is next, and when there is time for it.
+
+What a chunk of ``CHUNK`` positions holds in a layer depends on the model, on the bits of the kernels, and on the tokens
+up to its end, and on nothing else. So a chunk's name is a digest of these tokens, and any later sequence that begins
+with them can use it: after a restart of everything, or of another request.
+
+The broker orders it (``SpillKv``) while all stages of a plan have the same bits. The compute thread reads a chunk when
+there is no copy to be sent to another worker, and within a budget of its own. A chunk that the disk's thread does not
+accept waits; nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from swarm.stage.actions import CHUNK, Action, SpillChunk
+from swarm.stage.events import ChunkSpilled, KvTurn
+from swarm.stage.kv_sender import SHARE, TimeBudget
+from swarm.stage.sequences import CopyTarget, SentPositions, SequenceStore, StoredSequence
+from swarm.wire.messages import LayerRange, Open, Row, SpillKv
+
+_DIGEST_BYTES: Final = 20  # of a chunk's name; prompts are foreign, so collisions must not be found on purpose
+
+
+def extend_name(before: str, tokens: Sequence[int]) -> str:
+    """Return the name of the chunk with these tokens behind the chunk named ``before``; empty: it is the first one."""
+    digest = hashlib.blake2b(bytes.fromhex(before), digest_size=_DIGEST_BYTES)
+    digest.update(np.asarray(tokens, dtype="<u4").tobytes())
+    return digest.hexdigest()
+
+
+def chunk_names(tokens: Sequence[int], stop: int) -> list[str]:
+    """Return the names of all whole chunks before ``stop``."""
+    names: list[str] = []
+    for start in range(0, stop - CHUNK + 1, CHUNK):
+        names.append(extend_name(names[-1] if names else "", tokens[start : start + CHUNK]))
+    return names
+
+
+@dataclass(slots=True)
+class KvSpiller:
+    """Chooser of the next chunk; the rules are in the module's docstring."""
+
+    store: SequenceStore
+    count: Callable[[str, float], None]
+    order: SpillKv | None = None
+    layers: LayerRange = field(default_factory=lambda: LayerRange(0, 0))  # of the stage, while there is an order
+    # sequences of which a chunk may remain to be written, as keys; the longest unserved first
+    unwritten: dict[int, None] = field(default_factory=dict)
+    _excluded: set[int] = field(default_factory=set)  # sequences that are not written
+    _names: dict[int, list[str]] = field(default_factory=dict)  # of the chunks written, by sequence
+    _under_way: tuple[SentPositions, int, bool] | None = None  # with the position before, and whether no step waited
+    _budget: TimeBudget = field(default_factory=lambda: TimeBudget(SHARE))
+
+    # --- orders ------------------------------------------------------------------------------------------------------
+
+    def follow(self, order: SpillKv, layers: LayerRange) -> None:
+        """Write chunks of these layers, which are the stage's, from now on."""
+        self.order, self.layers = order, layers
+        self._excluded = set(order.excluded)
+        self.unwritten = dict.fromkeys(self.store.sequences)
+
+    def stop(self) -> None:
+        """Write nothing more: the plan is not in force any more."""
+        self.order = None
+        self.unwritten.clear()
+        self._excluded.clear()
+        self._names.clear()
+
+    # --- what has happened -------------------------------------------------------------------------------------------
+
+    def add_opened(self, items: Iterable[Open]) -> None:
+        """Record that these sequences were opened, perhaps with the beginning of another one."""
+        if self.order is None:
+            return
+        for item in items:
+            self._names.pop(item.sequence, None)
+            if item.source in self._excluded:
+                self._excluded.add(item.sequence)
+            self.unwritten[item.sequence] = None
+
+    def add_released(self, sequences: Iterable[int]) -> None:
+        """Record that these sequences are released."""
+        for sequence in sequences:
+            self._names.pop(sequence, None)
+            self._excluded.discard(sequence)
+
+    def add_positions(self, rows: Iterable[Row]) -> None:
+        """Record that these rows were computed."""
+        if self.order is not None:
+            for row in rows:
+                if (row.start + row.count) // CHUNK > row.start // CHUNK:
+                    self.unwritten[row.sequence] = None
+
+    def skip_to(self, sequence: int, position: int) -> None:
+        """Record that the disk has the sequence's chunks before ``position``."""
+        stored = self.store.sequences.get(sequence)
+        if self.order is not None and stored is not None:
+            sent = stored.sent.setdefault(self._target, SentPositions())
+            sent.position = max(sent.position, position // CHUNK * CHUNK)
+
+    # --- turns -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _target(self) -> CopyTarget:
+        return "", self.layers  # no worker has this name
+
+    def has_chunk(self, turn: KvTurn, now: float) -> bool:
+        """Return whether this turn would be used."""
+        return self._may_write(turn, now) and self._find_next() is not None
+
+    def take_turn(self, turn: KvTurn, now: float) -> list[Action]:
+        """Have the next chunk written, if there is one and time for it."""
+        sequence = self._find_next() if self._may_write(turn, now) else None
+        if sequence is None or self.order is None:
+            return []
+        stored = self.store.sequences[sequence]
+        sent = stored.sent.setdefault(self._target, SentPositions())
+        start = sent.position // CHUNK * CHUNK  # a truncation may have cut it within a chunk
+        stop = start + CHUNK
+        self._under_way = sent, start, turn.is_idle
+        sent.position = stop
+        del self.unwritten[sequence]
+        self.unwritten[sequence] = None  # the others come first
+        name = self._name(sequence, stored, start)
+        return [SpillChunk(sequence, self.layers, start, stop, name, self.order.bits)]
+
+    def on_spilled(self, event: ChunkSpilled) -> None:
+        """Record what became of the chunk that was chosen last."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is None:
+            return
+        sent, before, was_idle = under_way
+        if not was_idle:
+            self._budget.spend(event.took_s)
+        if not event.is_taken:
+            sent.position = min(sent.position, before)
+            self.unwritten.pop(event.sequence, None)  # tried again when it has grown
+            self.count("spill_chunks_not_read", 1)
+
+    def on_lost(self, sequence: int, start: int) -> None:
+        """Write a sequence again from a chunk on that is not on the disk: later ones are of no use without it."""
+        stored = self.store.sequences.get(sequence)
+        if self.order is not None and stored is not None and (sent := stored.sent.get(self._target)) is not None:
+            sent.position = min(sent.position, start)
+            self.unwritten[sequence] = None
+
+    def _may_write(self, turn: KvTurn, now: float) -> bool:
+        if not self.unwritten or not turn.may_spill or self._under_way is not None:
+            return False
+        self._budget.refill(now)
+        return turn.is_idle or self._budget.left_s > 0.0
+
+    def _find_next(self) -> int | None:
+        """Return the next sequence with a whole chunk that was not written."""
+        for sequence in list(self.unwritten):
+            stored = self.store.sequences.get(sequence)
+            if stored is not None and self._has_chunk(sequence, stored):
+                return sequence
+            del self.unwritten[sequence]
+        return None
+
+    def _has_chunk(self, sequence: int, stored: StoredSequence) -> bool:
+        position = stored.position()
+        if self.order is None or position is None or sequence in self._excluded:
+            return False
+        sent = stored.sent.get(self._target)
+        next_stop = CHUNK if sent is None else (sent.position // CHUNK + 1) * CHUNK
+        return position >= max(self.order.num_positions, next_stop)
+
+    def _name(self, sequence: int, stored: StoredSequence, start: int) -> str:
+        """Return the name of the chunk from ``start`` on. Names of chunks before it stay: their tokens were written."""
+        names = self._names.setdefault(sequence, [])
+        del names[start // CHUNK :]
+        for begin in range(len(names) * CHUNK, start + CHUNK, CHUNK):
+            names.append(extend_name(names[-1] if names else "", stored.history[begin : begin + CHUNK]))
+        return names[-1]

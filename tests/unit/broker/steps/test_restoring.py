@@ -1,0 +1,301 @@
+"""Long sequences begin with what all stages have on disk; nothing else counts, and none waits longer than it may."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from swarm.broker.state import SequenceState
+from swarm.broker.steps.restoring import ANSWER_SHARE, MAX_WAIT_S, MIN_WAIT_S, READ_POSITION_S, wait_s
+from swarm.testing import fake_manifest
+from swarm.wire.messages import BLOCK, Cancel, KvRestored, RestoreKv, SpillKv
+from tests.unit.broker.bench import Bench, orders, row, scheduling, settings, submit
+
+MakeBench = Callable[..., Bench]
+FROM = 512
+PROMPT = 1000
+MODEL = fake_manifest(context=4096)
+
+
+def serve(make_bench: MakeBench, num_workers: int = 2, **fields: object) -> Bench:
+    bench = make_bench(scheduling(mode="batch", step_tokens=2048, prefill_chunk=2048))
+    own: dict[str, object] = {"manifest": MODEL, "bits": "the same", "spill_from": FROM, "kv_capacity": 1 << 14}
+    return bench.serve(num_workers, **(own | fields))
+
+
+def submitted(bench: Bench, request_id: str = "r", num_prompt: int = PROMPT, **fields: object) -> None:
+    bench.say(submit(request_id, num_prompt=num_prompt, **fields))
+
+
+def opened(bench: Bench, request_id: str = "r") -> list[RestoreKv]:
+    """A long request was opened by a step without a row; the orders that follow it."""
+    submitted(bench, request_id)
+    (step,) = bench.pipe
+    assert ([item.sequence for item in step.open], step.rows) == ([bench.sequence(request_id).id], ())
+    bench.take()
+    bench.finish()
+    found = orders(bench.take(), RestoreKv)
+    assert [peer for peer, _ in found] == [w.incarnation for w in bench.workers.values()]
+    return [order for _, order in found if isinstance(order, RestoreKv)]
+
+
+def answer(bench: Bench, name: str, order: RestoreKv, position: int, **fields: object) -> None:
+    worker = bench.workers[name]
+    message = KvRestored(
+        epoch=order.epoch,
+        incarnation=worker.incarnation,
+        sequence=order.sequence,
+        ticket=order.ticket,
+        position=position,
+        lineage=worker.lineage,
+    )
+    bench.tell(name, msgspec.structs.replace(message, **fields))
+
+
+# --- orders to write -------------------------------------------------------------------------------------------------
+
+
+def spill_orders(bench: Bench) -> list[tuple[str, int, str, tuple[int, ...]]]:
+    found = orders(bench.take(), SpillKv)
+    return [(p, o.num_positions, o.bits, o.excluded) for p, o in found if isinstance(o, SpillKv)]
+
+
+def test_stages_write_when_all_can_with_the_same_bits(make_bench: MakeBench) -> None:
+    bench = make_bench(settings())
+    bench.join("w0", bits="the same", spill_from=300)
+    bench.join("w1", bits="the same", spill_from=700)
+    bench.tick()
+    bench.tick()
+    assert bench.state.plans.is_serving
+    found = spill_orders(bench)
+    assert {(700, "the same", ())} == {order[1:] for order in found}
+    assert found
+
+
+@pytest.mark.parametrize("second", [{"spill_from": 0}, {"bits": "others"}], ids=["no space", "other bits"])
+def test_otherwise_they_write_and_read_nothing(make_bench: MakeBench, second: dict[str, object]) -> None:
+    bench = make_bench(settings())
+    for name, fields in (("w0", {}), ("w1", second)):
+        own: dict[str, object] = {"bits": "the same", "spill_from": FROM, "kv_capacity": 1 << 14, "manifest": MODEL}
+        bench.join(name, **(own | fields))
+    bench.tick()
+    bench.tick()
+    assert len(bench.state.plans.current.stages) == 2  # type: ignore[union-attr]
+    assert spill_orders(bench) == []
+    submitted(bench, num_prompt=PROMPT)
+    assert bench.pipe[0].rows
+
+
+def test_by_default_nothing_changes(make_bench: MakeBench) -> None:
+    bench = serve(make_bench, spill_from=0)
+    submitted(bench)
+    (step,) = bench.pipe
+    assert row(step) == [(bench.sequence().id, 0, PROMPT)]
+    assert orders(bench.take(), SpillKv) == []
+
+
+def test_sequences_of_a_plan_with_other_bits_are_not_written(make_bench: MakeBench) -> None:
+    bench = serve(make_bench)
+    orders_ = opened(bench)
+    for name in bench.workers:
+        answer(bench, name, orders_[0], 0)
+    bench.finish()
+    running = bench.sequence().id
+    assert bench.sequence().kv == PROMPT
+    state = bench.state.restores
+    state.start_plan("the same", FROM, {running: PROMPT})
+    assert state.excluded == set()
+    state.start_plan("", FROM, {running: PROMPT, 77: 0})
+    assert (state.excluded, state.num_positions) == ({running}, 0)
+    state.start_plan("the same", FROM, {running: PROMPT + 9, 78: 5})
+    assert (state.excluded, state.num_positions) == ({running, 78}, FROM)
+    state.start_plan("the same", FROM, {78: 6})
+    assert state.excluded == {78}
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def test_it_goes_on_from_the_least_position_of_all_stages(make_bench: MakeBench) -> None:
+    bench = serve(make_bench)
+    first, second = opened(bench)
+    assert first == second
+    assert (first.start, first.stop) == (0, PROMPT - 1)
+    sequence = bench.sequence()
+    assert (sequence.state, sequence.pending, list(bench.pipe)) == (SequenceState.RUNNING, 0, [])
+    answer(bench, "w0", first, 768)
+    assert not bench.pipe
+    answer(bench, "w1", first, 512)
+    (step,) = bench.pipe
+    assert (row(step), step.open) == ([(sequence.id, 512, PROMPT - 512)], ())
+    assert [(cut.sequence, cut.position) for cut in step.truncate] == [(sequence.id, 512)]
+    bench.finish()
+    counters = bench.state.counters
+    assert (counters["restored_positions"], counters["restored_sequences"]) == (512, 1)
+    assert (sequence.kv, sequence.num_generated, sequence.num_cached) == (PROMPT, 1, 512)
+
+
+def test_short_ones_and_what_is_left_of_a_long_one_are_computed(make_bench: MakeBench) -> None:
+    bench = serve(make_bench)
+    submitted(bench, num_prompt=FROM - 1)
+    assert bench.pipe[0].rows
+
+
+def test_a_stage_without_anything_ends_the_wait(make_bench: MakeBench) -> None:
+    bench = serve(make_bench)
+    first, _ = opened(bench)
+    answer(bench, "w0", first, 0)
+    answer(bench, "w1", first, 768)
+    (step,) = bench.pipe
+    assert row(step) == [(bench.sequence().id, 0, PROMPT)]
+    assert "restored_positions" not in bench.state.counters
+
+
+def test_nothing_counts_if_an_answer_is_missing_at_the_deadline(make_bench: MakeBench) -> None:
+    bench = serve(make_bench)
+    first, _ = opened(bench)
+    limit_s = 1.0 + PROMPT * READ_POSITION_S
+    assert first.within_s == pytest.approx(ANSWER_SHARE * limit_s)
+    answer(bench, "w0", first, 768)
+    bench.tick(limit_s - 0.05)
+    assert not bench.pipe
+    bench.tick(0.1)
+    (step,) = bench.pipe
+    assert row(step) == [(bench.sequence().id, 0, PROMPT)]
+    assert [(cut.sequence, cut.position) for cut in step.truncate] == [(bench.sequence().id, 0)]
+    answer(bench, "w1", first, 768)
+    assert (bench.state.counters["restores_too_late"], bench.state.counters["stale_restores"]) == (1, 1)
+    bench.finish()
+    assert bench.sequence().num_generated == 1
+
+
+def test_a_step_that_never_ends_does_not_prolong_the_wait(make_bench: MakeBench) -> None:
+    """The deadline counts from the admission, although no stage was ordered to read yet."""
+    bench = serve(make_bench)
+    submitted(bench)
+    bench.tick(1.0 + PROMPT * READ_POSITION_S + 0.1)
+    assert bench.sequence().pending == PROMPT
+    bench.take()
+    bench.finish()
+    assert orders(bench.take(), RestoreKv) == []
+
+
+def test_how_long_it_waits() -> None:
+    """As long as computing would take, within limits; without a measurement, as long as slow disks need."""
+    assert wait_s(1000, 500.0) == 2.0
+    assert wait_s(30_000, 10.0) == MAX_WAIT_S
+    assert wait_s(1000, 1e9) == MIN_WAIT_S
+    assert wait_s(8000, None) == 1.0 + 8000 * READ_POSITION_S
+
+
+def test_those_that_wait_already_count_since_computing_them_takes_time_too(make_bench: MakeBench) -> None:
+    bench = serve(make_bench)
+    opened(bench, "a")
+    first, _ = opened(bench, "b")
+    assert first.within_s == pytest.approx(ANSWER_SHARE * (1.0 + 2 * PROMPT * READ_POSITION_S))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"ticket": 99}, {"sequence": 99}, {"epoch": 99}], ids=["ticket", "sequence", "epoch"]
+)
+def test_answers_to_something_else_do_not_count(make_bench: MakeBench, wrong: dict[str, int]) -> None:
+    bench = serve(make_bench)
+    first, _ = opened(bench)
+    answer(bench, "w0", first, 768)
+    answer(bench, "w1", first, 768, **wrong)
+    answer(bench, "w0", first, 900)
+    assert not bench.pipe
+    assert bench.state.counters["stale_restores"] == 2
+    answer(bench, "w1", first, 768)
+    assert row(bench.pipe[0])[0][1] == 768
+
+
+@pytest.mark.parametrize("position", [PROMPT, PROMPT + 500])
+def test_the_last_token_is_computed_whatever_stages_report(make_bench: MakeBench, position: int) -> None:
+    bench = serve(make_bench)
+    first, _ = opened(bench)
+    answer(bench, "w0", first, position)
+    answer(bench, "w1", first, position)
+    assert row(bench.pipe[0]) == [(bench.sequence().id, PROMPT - 1, 1)]
+
+
+def test_a_cancelled_one_is_released(make_bench: MakeBench) -> None:
+    bench = serve(make_bench)
+    first, _ = opened(bench)
+    number = bench.sequence().id
+    bench.say(Cancel(request_id="r"))
+    assert bench.pipe[-1].release == (number,)
+    answer(bench, "w0", first, 768)
+    answer(bench, "w1", first, 768)
+    bench.run_dry()
+    bench.tick()
+    assert (bench.state.counters["stale_restores"], bench.state.restores.in_progress) == (2, {})
+
+
+def test_another_plan_ends_it(make_bench: MakeBench) -> None:
+    """The sequence is computed: what stages of the plan before have read does not count."""
+    bench = serve(make_bench)
+    first, _ = opened(bench)
+    bench.lose("w1")
+    bench.join("w2", manifest=MODEL, bits="the same", spill_from=FROM, kv_capacity=1 << 14)
+    bench.tick()
+    bench.tick()
+    assert bench.state.plans.is_serving
+    answer(bench, "w0", first, 768)
+    assert not bench.state.counters.get("restored_positions")
+    sequence = bench.sequence()
+    assert sequence.state is SequenceState.RUNNING
+    while bench.pipe:
+        bench.finish()
+        if bench.state.restores.in_progress:
+            break
+    bench.tick(3.0)
+    bench.run_dry()
+    assert sequence.num_generated == 8
+
+
+def test_others_run_meanwhile(make_bench: MakeBench) -> None:
+    bench = serve(make_bench)
+    first, _ = opened(bench)
+    submitted(bench, "short", num_prompt=5)
+    (step,) = bench.pipe
+    assert row(step) == [(bench.sequence("short").id, 0, 5)]
+    answer(bench, "w0", first, 256)
+    answer(bench, "w1", first, 256)
+    bench.finish()
+    bench.run_dry()
+    assert bench.sequence().num_generated == bench.sequence("short").num_generated == 8
+
+
+def test_a_cached_beginning_is_copied_first_and_the_rest_is_read(make_bench: MakeBench) -> None:
+    bench = serve(make_bench)
+    first, _ = opened(bench)
+    for name in bench.workers:
+        answer(bench, name, first, 0)
+    bench.run_dry()
+    source = bench.sequence()
+    longer = (*source.request.submit.prompt[:320], *(7 + n % 50 for n in range(700)))
+    bench.take()
+    submitted(bench, "b", prompt=longer)
+    (step,) = bench.pipe
+    (item,) = step.open
+    assert (item.source, item.shared, step.rows) == (source.id, 320 // BLOCK * BLOCK, ())
+    bench.finish()
+    order = orders(bench.take(), RestoreKv)[0][1]
+    assert isinstance(order, RestoreKv)
+    assert (order.start, order.stop) == (320, len(longer) - 1)
+    for name in bench.workers:
+        answer(bench, name, order, 0)
+    assert row(bench.pipe[0]) == [(bench.sequence("b").id, 320, len(longer) - 320)]
+    assert bench.sequence("b").num_cached == 320
+
+
+def test_a_pause_of_the_broker_is_not_counted(make_bench: MakeBench) -> None:
+    bench = serve(make_bench)
+    opened(bench)
+    bench.now += 20.0
+    bench.tick(0.1)
+    assert not bench.pipe
+    assert bench.state.restores.in_progress
