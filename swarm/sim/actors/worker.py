@@ -294,8 +294,8 @@ class WorkerNode:
                 stage_act.StoreKv() | stage_act.ConnectKvTargets() | stage_act.AllowKvSenders() | stage_act.SendKvPart()
             ):
                 self._inbox.extendleft(self.kv.perform(action))  # a failure comes before everything else
-            case stage_act.UseLayers(layers, kept):
-                self.executor.activate(layers, kept)
+            case stage_act.UseLayers(layers, kept, share_unit):
+                self.executor.activate(layers, kept, share_unit)
             case stage_act.OpenEdge(_, edge):
                 self._close_next_link()
                 self._next_link = self._cluster.routes.open_link(self.name, edge.endpoint, self.key)
