@@ -73,7 +73,9 @@ class WorkerNode:
         self.listener = FakeListener(uses_keys=cluster.uses_keys)  # its listener for steps
         self.relay = ""  # a relay at which steps arrive, too
         self.memory_bytes = spec.memory_bytes
-        self.executor = FakeExecutor(cluster.manifest, spec.capacity, defer_every=cluster.put_off_every)
+        self.executor = FakeExecutor(
+            cluster.manifest, spec.capacity, defer_every=cluster.put_off_every, share_unit=spec.share_unit
+        )
         self.core = StageCore(
             StageSettings(name, self.incarnation, cluster.manifest.num_layers, log_bytes=cluster.log_bytes)
         )
