@@ -124,7 +124,7 @@ def after_a_prefix_hit(position: int, served: Served) -> tuple[int, torch.Tensor
 
 def sharing_a_prefix(served: Served) -> tuple[int, torch.Tensor]:
     """It begins on the pages of another one, as far as they are whole."""
-    with patch.object(arena, "MIN_SHARED", 1):
+    with patch.object(sharing, "MIN_SHARED", 1):
         pipeline = served.pipeline(2)
         pipeline.open(7)
         pipeline.logits((7, 0, TOKENS[:135]))

@@ -20,6 +20,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from weakref import ref
 
 import torch
 
@@ -28,18 +29,10 @@ from swarm.log import get_logger
 from swarm.stage.attention.grid import CELL, round_up
 from swarm.stage.attention.layouts import choose_layouts
 from swarm.stage.attention.racks import KvShape, LayerBuffer, Rack, Region, new_buffer
-from swarm.stage.attention.sharing import (
-    MAX_FILES,
-    MAX_RANGES,
-    MIN_SHARED,
-    SharedPositions,
-    SharingAccount,
-    can_share,
-    move_to_file,
-    shared_unit,
-)
+from swarm.stage.attention.sharing import PageFile, SharedPages, can_share, chunk_positions, is_on_pages, max_ranges
 from swarm.stage.attention.transfer import Slabs, count_numbers
 from swarm.wire.messages import LayerRange, Row
+from swarm.wire.shared_positions import SharedPositions
 
 log = get_logger(__name__)
 
@@ -55,8 +48,18 @@ class _StoredSequence:
     used: int  # positions that count as used
     layers: set[int] = field(default_factory=set)  # layers in which something was written
     copies: dict[int, int] = field(default_factory=dict)  # layers of them that hold a copy, with the counted positions
-    shared: SharedPositions = field(default_factory=SharedPositions)
-    ranges: int = 0  # ranges of the slot over which other pages are mapped, also if they don't count as shared
+    # runs of pages that are mapped over the slot, each with the position up to which it is the sequence's
+    mapped: list[tuple[SharedPages, int]] = field(default_factory=list)
+    is_mapped: bool = False  # some pages of the slot may be a file's
+
+    @property
+    def mapped_stop(self) -> int:
+        return self.mapped[-1][1] if self.mapped else 0
+
+    @property
+    def num_ranges(self) -> int:
+        """Mappings of the slot beyond the one that all slots have in common."""
+        return sum(pages.num_ranges for pages, _ in (*self.mapped, *self.mapped[-1:]))
 
     @property
     def allocated(self) -> int:
@@ -74,7 +77,8 @@ class KvArena:
         self._sequences: dict[int, _StoredSequence] = {}  # by sequence
         self._racks: list[Rack] = []
         self._used = 0  # positions that count as used, of all sequences, as if they shared nothing
-        self._sharing = SharingAccount()
+        self._shared = SharedPositions()  # 0 as its unit: as the first fork needs it
+        self._file: ref[PageFile] | None = None  # with pages that sequences share; it lives while any do
         self.copied: Counter[int] = Counter()  # positions of copies, of all sequences, by layer
 
     def __len__(self) -> int:
@@ -91,7 +95,7 @@ class KvArena:
     @property
     def used(self) -> int:
         """Positions that count as used, of all sequences. Shared ones count once."""
-        return self._used - self._sharing.saved
+        return self._used - self._shared.saved
 
     @property
     def wasted(self) -> int:
@@ -126,42 +130,88 @@ class KvArena:
         layers = old.layers - old.copies.keys()
         regions = {layer: self._existing_region(source, layer) for layer in sorted(layers)}
         mine = {layer: self.ensure_region(sequence, layer, *region.read(0, 0)) for layer, region in regions.items()}
-        if may_share and self._num_slots > 1 and can_share():
-            self._share(held, old, position)
+        start = self._share(sequence, source, position) if may_share and self._num_slots > 1 and can_share() else 0
         for layer, region in regions.items():
-            mine[layer].copy_from(region, position, start=held.shared.stop)
+            mine[layer].copy_from(region, position, start=start)
 
     # --- shared prefixes ---------------------------------------------------------------------------------------------
 
-    def _share(self, held: _StoredSequence, source: _StoredSequence, position: int) -> None:
-        """Share the source's first positions with a sequence that has the same layers, as far as possible."""
-        buffers = {layer: source.rack.buffers[layer] for layer in held.layers}
-        unit = shared_unit(buffers.values())
-        stop = position // unit * unit if unit else 0
+    def start_sharing(self, unit: int) -> None:
+        """Count all sequences in full, and share by this unit from now on; 0: as suits the layers.
+
+        Mapped pages stay, as far as the ranges leave room for as many new ones.
+        """
+        self._shared.clear(unit)
+        mapped = sorted((held for held in self._sequences.values() if held.mapped), key=lambda held: held.num_ranges)
+        num_ranges = sum(held.num_ranges for held in mapped)
+        while num_ranges > max_ranges():
+            num_ranges -= mapped[-1].num_ranges
+            self._copy_out(mapped.pop())
+
+    def shared_stop(self, sequence: int) -> int:
+        """Return how many of the sequence's first positions count as shared."""
+        return self._shared.stop(sequence)
+
+    def _share(self, sequence: int, source: int, position: int) -> int:
+        """Map the source's first positions over those of a sequence that has the same layers. Return their number."""
+        held, old, shared = self._sequences[sequence], self._sequences[source], self._shared
+        buffers = {layer: old.rack.buffers[layer] for layer in held.layers}
+        if not buffers or not is_on_pages([*buffers.values(), *(held.rack.buffers[layer] for layer in buffers)]):
+            return 0
+        if not shared.unit:
+            shapes, any_buffer = [buffer.shape for buffer in buffers.values()], next(iter(buffers.values()))
+            shared.unit = chunk_positions(shapes, any_buffer.layouts, any_buffer.keys.itemsize)
         ranges = 2 * sum(buffer.shape.heads for buffer in buffers.values())
-        if any(shared.offsets.keys() != buffers.keys() for shared, _ in source.shared.prefixes):
-            return  # it has gained layers since
-        if stop - source.shared.stop < MIN_SHARED:
-            stop = min(stop, source.shared.stop)
-        num_files = len(source.shared.prefixes) + 1
-        num_ranges = sum(each.ranges for each in self._sequences.values()) + 2 * (num_files + 1) * ranges
-        if stop == 0 or num_files > MAX_FILES or num_ranges > MAX_RANGES:
-            return
+        if (shared.num_mappings + shared.fork_mappings(source, position)) * ranges > max_ranges():
+            return 0
         try:
-            if source.shared.stop < stop:
-                shared = move_to_file(buffers, source.slot, source.shared.stop, stop)
-                source.ranges += ranges
-                shared.map(source.rack.buffers, source.slot, stop)
-                self._sharing.hold(source.shared, shared, stop)
-            for shared, end in source.shared.prefixes:
-                # Only whole: a file of which a sequence holds a part takes the memory of all of it.
-                if not shared.stop == end <= stop:
-                    break
-                held.ranges += ranges
-                shared.map(held.rack.buffers, held.slot, end)
-                self._sharing.hold(held.shared, shared, end)
+            if not shared.stop(source):
+                self._copy_out(old)  # what it still has of an earlier plan
+            stop = shared.fork(sequence, source, position)
+            self._map_fork(held, old, [(run.start, end) for run, end in shared.runs(sequence)], buffers)
         except OSError as error:  # no file or no mapping is to be had: copying always works
             log.warning("kv_not_shared", error=str(error))
+            self._stop_sharing(sequence, held)
+            return 0
+        return stop
+
+    def _map_fork(
+        self,
+        held: _StoredSequence,
+        source: _StoredSequence,
+        runs: list[tuple[int, int]],
+        buffers: dict[int, LayerBuffer],
+    ) -> None:
+        """Map these runs of the source, each from its start to an end. The last one may have to be extended."""
+        for number, (start, stop) in enumerate(runs):
+            if number == len(source.mapped):
+                pages = SharedPages.reserve(self._open_file(), start, self._shared.unit, buffers)
+                source.mapped.append((pages, start))
+            pages, end = source.mapped[number]
+            if end < stop:
+                source.is_mapped = True
+                pages.extend(buffers, source.slot, stop)
+                source.mapped[number] = pages, stop
+            held.is_mapped = True
+            pages.map(held.rack.buffers, held.slot, stop)
+            held.mapped.append((pages, stop))
+
+    def _open_file(self) -> PageFile:
+        file = None if self._file is None else self._file()
+        if file is None:
+            file = PageFile()
+            self._file = ref(file)
+        return file
+
+    def _stop_sharing(self, sequence: int, held: _StoredSequence) -> None:
+        """Count all positions of a sequence as its own, and give it pages of its own."""
+        self._shared.release(sequence)
+        self._copy_out(held)
+
+    def _copy_out(self, held: _StoredSequence) -> None:
+        while held.mapped:
+            pages, stop = held.mapped.pop()
+            pages.copy_out(held.rack.buffers, held.slot, stop)
 
     def shrink(self, sequence: int, limit: int) -> None:
         """Reduce the sequence's reservation to ``limit`` and give back the memory beyond it."""
@@ -169,8 +219,8 @@ class KvArena:
         if held is None:
             return
         held.limit = round_up(limit)
-        if held.limit < held.shared.stop:
-            self._sharing.count_apart(held.shared)
+        if held.limit < held.mapped_stop:
+            self._stop_sharing(sequence, held)
         taken = self._count_used(limit)
         if held.allocated > taken:
             self._used -= max(0, held.used - taken)
@@ -180,7 +230,7 @@ class KvArena:
             if not self._has_pages:
                 self._resize(held.rack, taken)
             for layer in held.layers if self._num_slots > 1 else ():
-                held.rack.buffers[layer].free_from(held.slot, held.limit, is_mapped=held.ranges > 0)
+                held.rack.buffers[layer].free_from(held.slot, held.limit, is_mapped=held.is_mapped)
 
     # --- keys and values in motion -----------------------------------------------------------------------------------
 
@@ -213,8 +263,8 @@ class KvArena:
         if len(flat) != count_numbers(shapes, stop - start):
             raise IllegalMove(f"{len(flat)} numbers don't fill {stop - start} positions of {layers.label}")
         counted = self._count_used(stop)
-        if start < held.shared.stop:
-            self._sharing.count_apart(held.shared)
+        if start < held.mapped_stop and any(layer in held.mapped[0][0].layers for layer in range(layers.first, layers.stop)):
+            self._stop_sharing(sequence, held)
         for layer in range(layers.first, layers.stop):
             if active is not None and active.first <= layer < active.stop:
                 self._mark_used(held, stop)
@@ -251,18 +301,21 @@ class KvArena:
         if held is None:
             return
         self._used -= held.used
-        self._clear(held)
+        self._clear(sequence, held)
         held.rack.free.append(held.slot)
         held.rack.free.sort(reverse=True)
         if len(held.rack.free) == self._num_slots:
             self._racks.remove(held.rack)
 
-    def _clear(self, held: _StoredSequence) -> None:
+    def _clear(self, sequence: int, held: _StoredSequence) -> None:
         """Drop the sequence's data. A reused slot must read as zeros, since the old data may contain NaNs."""
-        self._sharing.count_apart(held.shared)
+        self._shared.release(sequence)
         for layer in [*held.layers, *held.copies]:
             self._drop_layer(held, layer)
-        held.ranges = 0
+        for pages, stop in held.mapped:
+            pages.leave(stop)
+        held.mapped.clear()
+        held.is_mapped = False
 
     def _drop_layer(self, held: _StoredSequence, layer: int) -> None:
         buffer = held.rack.buffers.get(layer)  # none if a copy of it was counted but got no memory
@@ -270,14 +323,15 @@ class KvArena:
             held.rack.buffers.pop(layer, None)
             held.rack.forget_addresses()
         elif buffer is not None:
-            buffer.clear(held.slot, is_mapped=held.ranges > 0)
+            buffer.clear(held.slot, is_mapped=held.is_mapped)
         held.layers.discard(layer)
         self._count_copy(held, layer, 0)
 
     def reset(self) -> None:
         self._sequences.clear()
         self._racks.clear()
-        self._used, self._sharing = 0, SharingAccount()
+        self._used = 0
+        self._shared.clear(self._shared.unit)
         self.copied.clear()
 
     def truncate(self, sequence: int, position: int) -> None:
@@ -286,10 +340,10 @@ class KvArena:
         Only a cut to 0 frees memory.
         """
         held = self._sequences.get(sequence)
-        if held is not None and position < held.shared.stop:
-            self._sharing.count_apart(held.shared)
+        if held is not None and 0 < position < held.mapped_stop:
+            self._stop_sharing(sequence, held)
         if position == 0 and held is not None:
-            self._clear(held)
+            self._clear(sequence, held)
             self._used -= held.used
             held.used = 0
 
@@ -301,9 +355,10 @@ class KvArena:
             for layer in [layer for layer in rack.buffers if layer not in own and layer not in kept]:
                 del rack.buffers[layer]
             rack.forget_addresses()
+        for pages in {pages for held in self._sequences.values() for pages, _ in held.mapped}:
+            pages.keep_layers(own)
+        self._shared.clear(self._shared.unit)
         for held in self._sequences.values():
-            if any(shared.offsets.keys() != set(own) for shared, _ in held.shared.prefixes):
-                self._sharing.count_apart(held.shared)  # its positions in other layers are its own
             for layer in {*held.layers, *held.copies}:
                 positions = held.copies.get(layer, 0)
                 if layer in own:
@@ -330,8 +385,8 @@ class KvArena:
         """Count the row's positions as used; they are about to be written."""
         self.check_reserved(row)
         held = self._sequences[row.sequence]
-        if row.start < held.shared.stop:
-            self._sharing.count_apart(held.shared)
+        if row.start < held.mapped_stop:
+            self._stop_sharing(row.sequence, held)
         self._mark_used(held, row.start + row.count)
 
     def _mark_used(self, held: _StoredSequence, position: int) -> None:
