@@ -165,9 +165,7 @@ class FakeExecutor:
         progress(1, 1)
         self.prepared = layers
         mappings = MAX_SEQUENCES if self.share_unit else 0
-        return Capacity(
-            self.capacity, max_sequences, 0.0, 0.0, 0, share_unit=self.share_unit, share_mappings=mappings
-        )
+        return Capacity(self.capacity, max_sequences, 0.0, 0.0, 0, share_unit=self.share_unit, share_mappings=mappings)
 
     def keep(self, ranges: tuple[LayerRange, ...], progress: Progress, stopped: StopCheck) -> tuple[LayerRange, ...]:
         self.kept &= layers_of(ranges)

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.stage import native
-from swarm.stage.attention import arena as arena_module
-from swarm.stage.attention import sharing
+from swarm.stage.attention import shared_slots, sharing
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import round_up
 from swarm.stage.attention.racks import KvShape
@@ -232,7 +231,7 @@ def test_where_nothing_can_be_mapped_prefixes_are_copied(limit: str, monkeypatch
     elif limit == "mappings":
         monkeypatch.setattr(sharing, "map_pages", refuse)
     else:
-        monkeypatch.setattr(arena_module, "max_ranges", lambda: 30)
+        monkeypatch.setattr(shared_slots, "max_ranges", lambda: 30)
     arena = KvArena(CPU)
     shared_with(arena, 2)
     assert torch.equal(read(arena, 1, 800), read(arena, 0, 800))

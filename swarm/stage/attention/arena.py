@@ -20,21 +20,17 @@ import sys
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from weakref import ref
 
 import torch
 
 from swarm.errors import IllegalMove
-from swarm.log import get_logger
 from swarm.stage.attention.grid import CELL, round_up
 from swarm.stage.attention.layouts import choose_layouts
 from swarm.stage.attention.racks import KvShape, LayerBuffer, Rack, Region, new_buffer
-from swarm.stage.attention.sharing import PageFile, SharedPages, can_share, chunk_positions, is_on_pages, max_ranges
+from swarm.stage.attention.shared_slots import SharedSlots, SlotMappings
+from swarm.stage.attention.sharing import can_share
 from swarm.stage.attention.transfer import Slabs, count_numbers
 from swarm.wire.messages import LayerRange, Row
-from swarm.wire.shared_positions import SharedPositions
-
-log = get_logger(__name__)
 
 # Sequences that share a rack, on systems where giving back a part of a mapping zeroes it.
 _RACK_SLOTS = 32
@@ -48,18 +44,10 @@ class _StoredSequence:
     used: int  # positions that count as used
     layers: set[int] = field(default_factory=set)  # layers in which something was written
     copies: dict[int, int] = field(default_factory=dict)  # layers of them that hold a copy, with the counted positions
-    # runs of pages that are mapped over the slot, each with the position up to which it is the sequence's
-    mapped: list[tuple[SharedPages, int]] = field(default_factory=list)
-    is_mapped: bool = False  # some pages of the slot may be a file's
+    mappings: SlotMappings = field(init=False)
 
-    @property
-    def mapped_stop(self) -> int:
-        return self.mapped[-1][1] if self.mapped else 0
-
-    @property
-    def num_ranges(self) -> int:
-        """Mappings of the slot beyond the one that all slots have in common."""
-        return sum(pages.num_ranges for pages, _ in (*self.mapped, *self.mapped[-1:]))
+    def __post_init__(self) -> None:
+        self.mappings = SlotMappings(self.rack, self.slot)
 
     @property
     def allocated(self) -> int:
@@ -77,8 +65,7 @@ class KvArena:
         self._sequences: dict[int, _StoredSequence] = {}  # by sequence
         self._racks: list[Rack] = []
         self._used = 0  # positions that count as used, of all sequences, as if they shared nothing
-        self._shared = SharedPositions()  # 0 as its unit: as the first fork needs it
-        self._file: ref[PageFile] | None = None  # with pages that sequences share; it lives while any do
+        self._shared = SharedSlots()
         self.copied: Counter[int] = Counter()  # positions of copies, of all sequences, by layer
 
     def __len__(self) -> int:
@@ -95,7 +82,7 @@ class KvArena:
     @property
     def used(self) -> int:
         """Positions that count as used, of all sequences. Shared ones count once."""
-        return self._used - self._shared.saved
+        return self._used - self._shared.positions.saved
 
     @property
     def wasted(self) -> int:
@@ -130,88 +117,28 @@ class KvArena:
         layers = old.layers - old.copies.keys()
         regions = {layer: self._existing_region(source, layer) for layer in sorted(layers)}
         mine = {layer: self.ensure_region(sequence, layer, *region.read(0, 0)) for layer, region in regions.items()}
-        start = self._share(sequence, source, position) if may_share and self._num_slots > 1 and can_share() else 0
+        start = 0
+        if may_share and self.can_share:
+            start = self._shared.fork(
+                sequence, source, position, mine=held.mappings, other=old.mappings, layers=held.layers
+            )
         for layer, region in regions.items():
             mine[layer].copy_from(region, position, start=start)
 
     # --- shared prefixes ---------------------------------------------------------------------------------------------
 
-    def start_sharing(self, unit: int) -> None:
-        """Count all sequences in full, and share by this unit from now on; 0: as suits the layers.
+    @property
+    def can_share(self) -> bool:
+        """Whether sequences can share pages."""
+        return self._num_slots > 1 and not self._shared.is_refused and can_share()
 
-        Mapped pages stay, as far as the ranges leave room for as many new ones.
-        """
-        self._shared.clear(unit)
-        mapped = sorted((held for held in self._sequences.values() if held.mapped), key=lambda held: held.num_ranges)
-        num_ranges = sum(held.num_ranges for held in mapped)
-        while num_ranges > max_ranges():
-            num_ranges -= mapped[-1].num_ranges
-            self._copy_out(mapped.pop())
+    def start_sharing(self, unit: int) -> None:
+        """Count all sequences in full, and share by this unit from now on; 0: as suits the layers."""
+        self._shared.start(unit, (held.mappings for held in self._sequences.values()))
 
     def shared_stop(self, sequence: int) -> int:
         """Return how many of the sequence's first positions count as shared."""
-        return self._shared.stop(sequence)
-
-    def _share(self, sequence: int, source: int, position: int) -> int:
-        """Map the source's first positions over those of a sequence that has the same layers. Return their number."""
-        held, old, shared = self._sequences[sequence], self._sequences[source], self._shared
-        buffers = {layer: old.rack.buffers[layer] for layer in held.layers}
-        if not buffers or not is_on_pages([*buffers.values(), *(held.rack.buffers[layer] for layer in buffers)]):
-            return 0
-        if not shared.unit:
-            shapes, any_buffer = [buffer.shape for buffer in buffers.values()], next(iter(buffers.values()))
-            shared.unit = chunk_positions(shapes, any_buffer.layouts, any_buffer.keys.itemsize)
-        ranges = 2 * sum(buffer.shape.heads for buffer in buffers.values())
-        if (shared.num_mappings + shared.fork_mappings(source, position)) * ranges > max_ranges():
-            return 0
-        try:
-            if not shared.stop(source):
-                self._copy_out(old)  # what it still has of an earlier plan
-            stop = shared.fork(sequence, source, position)
-            self._map_fork(held, old, [(run.start, end) for run, end in shared.runs(sequence)], buffers)
-        except OSError as error:  # no file or no mapping is to be had: copying always works
-            log.warning("kv_not_shared", error=str(error))
-            self._stop_sharing(sequence, held)
-            return 0
-        return stop
-
-    def _map_fork(
-        self,
-        held: _StoredSequence,
-        source: _StoredSequence,
-        runs: list[tuple[int, int]],
-        buffers: dict[int, LayerBuffer],
-    ) -> None:
-        """Map these runs of the source, each from its start to an end. The last one may have to be extended."""
-        for number, (start, stop) in enumerate(runs):
-            if number == len(source.mapped):
-                pages = SharedPages.reserve(self._open_file(), start, self._shared.unit, buffers)
-                source.mapped.append((pages, start))
-            pages, end = source.mapped[number]
-            if end < stop:
-                source.is_mapped = True
-                pages.extend(buffers, source.slot, stop)
-                source.mapped[number] = pages, stop
-            held.is_mapped = True
-            pages.map(held.rack.buffers, held.slot, stop)
-            held.mapped.append((pages, stop))
-
-    def _open_file(self) -> PageFile:
-        file = None if self._file is None else self._file()
-        if file is None:
-            file = PageFile()
-            self._file = ref(file)
-        return file
-
-    def _stop_sharing(self, sequence: int, held: _StoredSequence) -> None:
-        """Count all positions of a sequence as its own, and give it pages of its own."""
-        self._shared.release(sequence)
-        self._copy_out(held)
-
-    def _copy_out(self, held: _StoredSequence) -> None:
-        while held.mapped:
-            pages, stop = held.mapped.pop()
-            pages.copy_out(held.rack.buffers, held.slot, stop)
+        return self._shared.positions.stop(sequence)
 
     def shrink(self, sequence: int, limit: int) -> None:
         """Reduce the sequence's reservation to ``limit`` and give back the memory beyond it."""
@@ -219,8 +146,8 @@ class KvArena:
         if held is None:
             return
         held.limit = round_up(limit)
-        if held.limit < held.mapped_stop:
-            self._stop_sharing(sequence, held)
+        if held.limit < held.mappings.stop:
+            self._shared.stop(sequence, held.mappings)
         taken = self._count_used(limit)
         if held.allocated > taken:
             self._used -= max(0, held.used - taken)
@@ -230,7 +157,7 @@ class KvArena:
             if not self._has_pages:
                 self._resize(held.rack, taken)
             for layer in held.layers if self._num_slots > 1 else ():
-                held.rack.buffers[layer].free_from(held.slot, held.limit, is_mapped=held.is_mapped)
+                held.rack.buffers[layer].free_from(held.slot, held.limit, is_mapped=held.mappings.is_mapped)
 
     # --- keys and values in motion -----------------------------------------------------------------------------------
 
@@ -263,8 +190,8 @@ class KvArena:
         if len(flat) != count_numbers(shapes, stop - start):
             raise IllegalMove(f"{len(flat)} numbers don't fill {stop - start} positions of {layers.label}")
         counted = self._count_used(stop)
-        if start < held.mapped_stop and any(layer in held.mapped[0][0].layers for layer in range(layers.first, layers.stop)):
-            self._stop_sharing(sequence, held)
+        if held.mappings.covers(start, range(layers.first, layers.stop)):
+            self._shared.stop(sequence, held.mappings)
         for layer in range(layers.first, layers.stop):
             if active is not None and active.first <= layer < active.stop:
                 self._mark_used(held, stop)
@@ -309,13 +236,10 @@ class KvArena:
 
     def _clear(self, sequence: int, held: _StoredSequence) -> None:
         """Drop the sequence's data. A reused slot must read as zeros, since the old data may contain NaNs."""
-        self._shared.release(sequence)
+        self._shared.positions.release(sequence)
         for layer in [*held.layers, *held.copies]:
             self._drop_layer(held, layer)
-        for pages, stop in held.mapped:
-            pages.leave(stop)
-        held.mapped.clear()
-        held.is_mapped = False
+        held.mappings.forget()
 
     def _drop_layer(self, held: _StoredSequence, layer: int) -> None:
         buffer = held.rack.buffers.get(layer)  # none if a copy of it was counted but got no memory
@@ -323,7 +247,7 @@ class KvArena:
             held.rack.buffers.pop(layer, None)
             held.rack.forget_addresses()
         elif buffer is not None:
-            buffer.clear(held.slot, is_mapped=held.is_mapped)
+            buffer.clear(held.slot, is_mapped=held.mappings.is_mapped)
         held.layers.discard(layer)
         self._count_copy(held, layer, 0)
 
@@ -331,7 +255,7 @@ class KvArena:
         self._sequences.clear()
         self._racks.clear()
         self._used = 0
-        self._shared.clear(self._shared.unit)
+        self._shared.positions.clear(self._shared.positions.unit)
         self.copied.clear()
 
     def truncate(self, sequence: int, position: int) -> None:
@@ -340,8 +264,8 @@ class KvArena:
         Only a cut to 0 frees memory.
         """
         held = self._sequences.get(sequence)
-        if held is not None and 0 < position < held.mapped_stop:
-            self._stop_sharing(sequence, held)
+        if held is not None and 0 < position < held.mappings.stop:
+            self._shared.stop(sequence, held.mappings)
         if position == 0 and held is not None:
             self._clear(sequence, held)
             self._used -= held.used
@@ -355,9 +279,9 @@ class KvArena:
             for layer in [layer for layer in rack.buffers if layer not in own and layer not in kept]:
                 del rack.buffers[layer]
             rack.forget_addresses()
-        for pages in {pages for held in self._sequences.values() for pages, _ in held.mapped}:
+        for pages in {pages for held in self._sequences.values() for pages, _ in held.mappings.runs}:
             pages.keep_layers(own)
-        self._shared.clear(self._shared.unit)
+        self.start_sharing(self._shared.positions.unit)
         for held in self._sequences.values():
             for layer in {*held.layers, *held.copies}:
                 positions = held.copies.get(layer, 0)
@@ -385,8 +309,8 @@ class KvArena:
         """Count the row's positions as used; they are about to be written."""
         self.check_reserved(row)
         held = self._sequences[row.sequence]
-        if row.start < held.mapped_stop:
-            self._stop_sharing(row.sequence, held)
+        if row.start < held.mappings.stop:
+            self._shared.stop(row.sequence, held.mappings)
         self._mark_used(held, row.start + row.count)
 
     def _mark_used(self, held: _StoredSequence, position: int) -> None:

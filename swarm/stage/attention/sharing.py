@@ -1,9 +1,9 @@
 """Pages that several sequences of an arena share (on a CPU, under Linux).
 
-The account (``wire.shared_positions``) decides which positions a fork shares. Their chunks move once to a file in memory
-and are mapped over the slots of the source and of each fork. The mappings are private: a sequence that writes there gets
-pages of its own, so a write never shows in another sequence, or in another process. Addresses stay the same, so attention
-needs no change. A chunk's pages are freed with its last mapping, in whatever order the sequences end.
+The account (``wire.shared_positions``) decides which positions a fork shares. Their chunks move once to a file in
+memory and are mapped over the slots of the source and of each fork. The mappings are private: a sequence that writes
+there gets pages of its own, so a write never shows in another sequence, or in another process. Addresses stay the same,
+so attention needs no change. A chunk's pages are freed with its last mapping, in whatever order the sequences end.
 """
 
 from __future__ import annotations

@@ -234,6 +234,7 @@ class TorchExecutor:
         warm_up_s = sum(self._warm_up_stage(self._loader.build_slice(stage, part)) for part in to_ranges(new))
         self._prepared = _PreparedStage(stage, standby_layers)
         left_to_torch = sorted(self._left_to_torch)
+        share_unit, share_mappings = self._transfers.sharing(layers)
         kernels = describe_kernels(
             self._skeleton,
             stage.modules.values(),
@@ -249,6 +250,8 @@ class TorchExecutor:
             resident_bytes=psutil.Process().memory_info().rss,
             kernels=kernels + describe_fallback(stage),
             bits=describe_bits(self._skeleton, left_to_torch, kernels, self._formats),
+            share_unit=share_unit,
+            share_mappings=share_mappings,
         )
 
     def keep(self, ranges: tuple[LayerRange, ...], progress: Progress, stopped: StopCheck) -> tuple[LayerRange, ...]:
@@ -287,7 +290,7 @@ class TorchExecutor:
             held |= modules
         return held
 
-    def activate(self, layers: LayerRange, kept: tuple[LayerRange, ...] = ()) -> None:
+    def activate(self, layers: LayerRange, kept: tuple[LayerRange, ...] = (), share_unit: int = 0) -> None:
         if self._prepared is not None and self._prepared.stage.layers == layers:
             loaded = self._loaded_modules()
             self._active, self._prepared = self._prepared, None
@@ -296,6 +299,7 @@ class TorchExecutor:
         elif self._active is None or self._active.stage.layers != layers:
             raise IllegalMove(f"layers {layers} were not prepared")
         self._arena.keep_layers(layers, layers_of(kept))
+        self._arena.start_sharing(share_unit)
         self._recheck = None
         cores.start_helpers(self.threads_alone)
 
