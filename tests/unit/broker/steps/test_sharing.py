@@ -110,6 +110,27 @@ def test_evicting_a_prefix_that_others_share_frees_only_its_rest(make_bench) -> 
     assert bench.state.counters["preemptions"] == 1
 
 
+def test_preempting_a_sequence_frees_what_no_other_shares(make_bench) -> None:
+    """The youngest of three gives its own blocks only, so a second one goes, too."""
+    bench = _serve(make_bench, 10 + 3 * 2)
+    _many(bench, 3, priority=-50)
+    bench.finish()
+    bench.finish()
+    assert bench.state.reserved_blocks == 10 + 3 * 2
+    bench.say(submit("high", prompt=(9,) * 90, max_tokens=6, priority=50))
+    bench.finish()
+    assert [s.id for s in bench.state.running] == [1, 4]
+    assert bench.state.counters["preemptions"] == 2
+
+
+def test_no_more_start_from_a_prefix_than_fit(make_bench) -> None:
+    bench = _serve(make_bench, 10 + 5 * 2)
+    _many(bench, 8)
+    bench.finish()
+    assert _running(bench) == 5
+    assert len(bench.state.waiting) == 3
+
+
 def test_a_prefix_that_others_share_is_not_evicted_for_nothing(make_bench) -> None:
     """A sequence that fits in what is free leaves it."""
     bench = _serve(make_bench, COPY + 4)
