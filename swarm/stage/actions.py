@@ -88,10 +88,12 @@ class StopStandby:
 
 @dataclass(frozen=True, slots=True)
 class UseLayers:
-    """Compute with these layers from now on, keep the standby layers in ``kept``, and free the memory of all others."""
+    """Compute with these layers from now on, keep the standby layers in ``kept``, and free the memory of all others.
+    Forked sequences share positions by ``share_unit``."""
 
     layers: LayerRange
     kept: tuple[LayerRange, ...]
+    share_unit: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,8 @@ class PendingPlan:
             resident_bytes=capacity.resident_bytes,
             kernels=capacity.kernels,
             bits=capacity.bits,
+            share_unit=capacity.share_unit,
+            share_mappings=capacity.share_mappings,
         )
         return SendToBroker(message)
 

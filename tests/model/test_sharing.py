@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.stage import native
-from swarm.stage.attention import arena as arena_module
-from swarm.stage.attention import sharing
+from swarm.stage.attention import shared_slots, sharing
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import round_up
 from swarm.stage.attention.racks import KvShape
@@ -66,8 +65,8 @@ def test_a_shared_prefix_has_the_bits_of_a_copy(dtype: torch.dtype, plain: bool)
         before = read(arena, 0, 900)
         arena.fork(1, 0, 800, LIMIT)
         arena.fork(2, 0, 800, LIMIT, may_share=False)
-        assert arena._sequences[1].shared.stop >= 640  # not a copy
-        assert arena._sequences[2].shared.stop == 0
+        assert arena.shared_stop(1) >= 640  # not a copy
+        assert arena.shared_stop(2) == 0
         assert torch.equal(read(arena, 1, 800), read(arena, 2, 800))
         assert torch.equal(read(arena, 0, 900), before)
 
@@ -175,9 +174,9 @@ def test_a_fork_of_a_fork_shares_with_both() -> None:
     shared_with(arena, 1)
     write(arena, 1, 800, 224, seed=2)
     arena.fork(4, 1, 1000, LIMIT)
-    assert arena._sequences[4].shared.stop == 768  # less than the least prefix follows, so it is copied
+    assert arena.shared_stop(4) == 768  # less than the least prefix follows, so it is copied
     arena.fork(2, 1, 1024, LIMIT)
-    assert arena._sequences[2].shared.stop == 1024
+    assert arena.shared_stop(2) == 1024
     assert torch.equal(read(arena, 4, 1000), read(arena, 1, 1000))
     arena.truncate(0, 500)
     write(arena, 0, 500, 500, seed=7)
@@ -247,7 +246,7 @@ def test_where_nothing_can_be_mapped_prefixes_are_copied(limit: str, monkeypatch
     elif limit == "mappings":
         monkeypatch.setattr(sharing, "map_pages", refuse)
     else:
-        monkeypatch.setattr(arena_module, "MAX_RANGES", 30)
+        monkeypatch.setattr(shared_slots, "max_ranges", lambda: 30)
     arena = KvArena(CPU)
     shared_with(arena, 2)
     assert torch.equal(read(arena, 1, 800), read(arena, 0, 800))

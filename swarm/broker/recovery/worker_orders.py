@@ -80,6 +80,7 @@ class WorkerOrders:
                 epoch=plan.epoch,
                 first_step=self.state.next_step,
                 live=live_positions(self.state.workers[stage.incarnation], sequences),
+                share_unit=self.state.shared.unit,
             )
             for stage in plan.stages
         }

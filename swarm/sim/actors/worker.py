@@ -73,7 +73,9 @@ class WorkerNode:
         self.listener = FakeListener(uses_keys=cluster.uses_keys)  # its listener for steps
         self.relay = ""  # a relay at which steps arrive, too
         self.memory_bytes = spec.memory_bytes
-        self.executor = FakeExecutor(cluster.manifest, spec.capacity, defer_every=cluster.put_off_every)
+        self.executor = FakeExecutor(
+            cluster.manifest, spec.capacity, defer_every=cluster.put_off_every, share_unit=spec.share_unit
+        )
         self.core = StageCore(
             StageSettings(name, self.incarnation, cluster.manifest.num_layers, log_bytes=cluster.log_bytes)
         )
@@ -299,8 +301,8 @@ class WorkerNode:
                 | stage_act.SendKvParts()
             ):
                 self._inbox.extendleft(self.kv.perform(action))  # a failure comes before everything else
-            case stage_act.UseLayers(layers, kept):
-                self.executor.activate(layers, kept)
+            case stage_act.UseLayers(layers, kept, share_unit):
+                self.executor.activate(layers, kept, share_unit)
             case stage_act.OpenEdge(_, edge):
                 self._close_next_link()
                 self._next_link = self._cluster.routes.open_link(self.name, edge.endpoint, self.key)

@@ -234,6 +234,7 @@ class TorchExecutor:
         warm_up_s = sum(self._warm_up_stage(self._loader.build_slice(stage, part)) for part in to_ranges(new))
         self._prepared = _PreparedStage(stage, standby_layers)
         kernels, bits = self._describe(stage.modules)
+        share_unit, share_mappings = self._transfers.sharing(layers)
         return Capacity(
             kv_tokens=max(0, self._capacity(layers, standby_layers) - max_sequences * self._arena.wasted),
             max_sequences=max_sequences,
@@ -242,6 +243,8 @@ class TorchExecutor:
             resident_bytes=psutil.Process().memory_info().rss,
             kernels=kernels + describe_fallback(stage),
             bits=bits,
+            share_unit=share_unit,
+            share_mappings=share_mappings,
         )
 
     def _describe(self, modules: Modules) -> tuple[str, str]:
@@ -295,7 +298,7 @@ class TorchExecutor:
             held |= modules
         return held
 
-    def activate(self, layers: LayerRange, kept: tuple[LayerRange, ...] = ()) -> None:
+    def activate(self, layers: LayerRange, kept: tuple[LayerRange, ...] = (), share_unit: int = 0) -> None:
         if self._prepared is not None and self._prepared.stage.layers == layers:
             loaded = self._loaded_modules()
             self._active, self._prepared = self._prepared, None
@@ -304,6 +307,7 @@ class TorchExecutor:
         elif self._active is None or self._active.stage.layers != layers:
             raise IllegalMove(f"layers {layers} were not prepared")
         self._arena.keep_layers(layers, layers_of(kept))
+        self._arena.start_sharing(share_unit)
         self._recheck = None
         cores.start_helpers(self.threads_alone)
 

@@ -335,8 +335,8 @@ class ComputeThread:
                 act.apply_to_executor(self._executor, action)
             case act.AllowSenders(keys, relay):
                 self._listener.set_allowed(keys, self._connector.resolve(relay))
-            case act.UseLayers(layers, kept):
-                self._executor.activate(layers, kept)
+            case act.UseLayers(layers, kept, share_unit):
+                self._executor.activate(layers, kept, share_unit)
                 bind(stage=str(layers))
             case act.OpenEdge() | act.DisconnectKey():
                 self._change_connection(action)

@@ -166,7 +166,9 @@ class Prepared(Message, frozen=True):
     """Report that the layers of ``epoch`` are loaded and warm.
 
     ``kv_capacity``: positions that fit, over all sequences. ``kernels``: the matrix multiplication in use, its dtype,
-    and whether it is exact. ``bits``: stages with equal values compute bit-identical results.
+    and whether it is exact. ``bits``: stages with equal values compute bit-identical results. ``share_unit``: positions
+    of a chunk that sequences can share (``wire.shared_positions``); 0: it guarantees no sharing. ``share_mappings``:
+    number of mappings that sharing sequences may take.
     """
 
     incarnation: Incarnation
@@ -177,6 +179,8 @@ class Prepared(Message, frozen=True):
     resident_bytes: Whole
     kernels: Text = ""
     bits: Text = ""
+    share_unit: Position = 0
+    share_mappings: Whole = 0
 
 
 class Refused(Message, frozen=True):

@@ -169,6 +169,8 @@ class FakeWorker:
     costs: tuple[LayerCost, ...] = ()
     link: LinkCost | None = None
     copies: tuple[HeldSequence, ...] = ()  # of other workers' keys and values, in its next report
+    share_unit: int = 0
+    share_mappings: int = 1000
     held: dict[int, int] = field(default_factory=dict)  # lies, if a test wants it to
     logged: dict[int, int] = field(default_factory=dict)  # sequence -> positions in the log of what it sent
     epoch: int = 0
@@ -224,6 +226,8 @@ class FakeWorker:
             resident_bytes=0,
             kernels=self.kernels or f"of {self.incarnation}; exact",
             bits=self.own_bits,
+            share_unit=self.share_unit,
+            share_mappings=self.share_mappings,
         )
 
     def activated(self, order: Activate) -> Activated:
