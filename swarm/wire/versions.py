@@ -2,9 +2,10 @@
 
 All builds of one version have exactly the same messages; a test compares each version with its schema digest
 (``schema``). A version only adds: kinds of messages, and fields with a default to existing kinds. A newer peer
-therefore understands every message of an older one, and leaves out what the older one lacks. A message that the older
-peer would misunderstand without the new field is not sent to it: encoding it raises an error that names the remedy.
-Small records (arrays) never get new fields; a new record replaces them.
+therefore understands every message of an older one, and leaves out what the older one lacks. (Version 4 has removed
+three kinds that no build had ever sent.) A message that the older peer would misunderstand without the new field is not
+sent to it: encoding it raises an error that names the remedy. Small records (arrays) never get new fields; a new record
+replaces them.
 
 Steps between stages are encoded in the version that defined them. When they change, ``Prepare`` must name the version.
 """

@@ -23,7 +23,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from swarm.broker.actions import Outbox
-from swarm.broker.recovery.kv_copies import CopyOrder, order_copies, position_bytes
+from swarm.broker.recovery.kv_copies import CopyOrder, order_copies
+from swarm.broker.recovery.kv_holders import position_bytes
 from swarm.broker.state import Plan, Sequence, State, Worker, WorkerState
 from swarm.broker.state.kv_copies import CopyRoute
 from swarm.broker.state.migration import MigrationState

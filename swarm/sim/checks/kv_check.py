@@ -108,7 +108,9 @@ class KvCheck:
                 sequence = state.sequences.get(number)
                 if sequence is None or sequence.state is SequenceState.ENDED:
                     key = node.incarnation, number
-                    leaking[key] = self._leaking_since.get(key, now)
+                    since = self._leaking_since.get(key, now)
+                    # a broker that has slept has had no time to order anything
+                    leaking[key] = now if self._scene.broker.has_paused_since(since) else since
                     if now - leaking[key] > LEAK_S:
                         raise Violation(f"I16: {node.incarnation} has kept a copy of ended sequence {number}")
         self._leaking_since = leaking

@@ -145,14 +145,6 @@ class GetDigest(Message, frozen=True, tag="tell_digest"):
     stop: Position
 
 
-class Copy(Message, frozen=True):
-    """Order to copy a sequence's KV of these layers to another stage."""
-
-    sequence: SequenceId
-    layers: LayerRange
-    to: Edge
-
-
 class SendKv(Message, frozen=True, kw_only=True):
     """Order to send copies of keys and values to these workers while the plan of ``epoch`` serves. It replaces the
     earlier order; without targets, sending ends."""
@@ -238,7 +230,6 @@ Order = (
     | Replay
     | Recheck
     | GetDigest
-    | Copy
     | SendKv
     | ReceiveKv
     | SpillKv

@@ -261,16 +261,6 @@ class ReplayMissing(Message, frozen=True):
     has_from: Position
 
 
-class CopyDone(Message, frozen=True):
-    """Report that a sequence's KV has been copied to another stage."""
-
-    incarnation: Incarnation
-    sequence: SequenceId
-    layers: LayerRange
-    to: Incarnation
-    kv: Position
-
-
 class Leaving(Message, frozen=True):
     """Request of a worker to leave in an orderly way."""
 
@@ -350,7 +340,6 @@ WorkerMessage = (
     | LogDigest
     | ReplayDone
     | ReplayMissing
-    | CopyDone
     | Leaving
     | LoadProgress
     | Stats
