@@ -133,6 +133,7 @@ def sharing_a_prefix(served: Served) -> tuple[int, torch.Tensor]:
             buffers = list(stage._arena._sequences[MINE].rack.buffers.values())
             like = buffers[0]
             unit = sharing.chunk_positions([each.shape for each in buffers], like.layouts, like.keys.itemsize)
+            assert stage._transfers.sharing(stage._active_stage().layers)[0] == (unit if stage._arena.can_share else 0)
             assert stage._arena.shared_stop(MINE) == (128 // unit * unit if stage._arena.can_share else 0)
     pieces = []
     for at in range(128, len(TOKENS)):  # both write on

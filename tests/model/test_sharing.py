@@ -197,6 +197,85 @@ def test_what_a_shrunken_sequence_gave_up_reads_as_zeros() -> None:
     assert arena.used == 384 + 768 + 32
 
 
+def _file_bytes(arena: KvArena) -> int:
+    """Memory of the arena's file, of which only written pages count."""
+    file = None if arena._shared._file is None else arena._shared._file()
+    return 0 if file is None else os.fstat(file._file).st_blocks * 512
+
+
+POSITION_BYTES = sum(shape.numbers for shape in SHAPES) * 2
+
+
+def test_a_chunk_is_freed_with_its_last_holder() -> None:
+    arena = KvArena(CPU)
+    arena.open(0, LIMIT)
+    write(arena, 0, 0, 1024, seed=1)
+    arena.fork(1, 0, 1024, LIMIT)
+    arena.fork(2, 0, 300, LIMIT)
+    prefix = read(arena, 2, 300)
+    assert _file_bytes(arena) == 1024 * POSITION_BYTES
+    arena.release(0)
+    assert _file_bytes(arena) == 1024 * POSITION_BYTES
+    arena.release(1)
+    assert _file_bytes(arena) == 256 * POSITION_BYTES
+    assert torch.equal(read(arena, 2, 300), prefix)
+    assert arena.used == 320
+
+
+def test_forks_share_alike_in_any_order() -> None:
+    """Also if a short one comes before a long one."""
+    for order in permutations((300, 800, 600)):
+        arena = KvArena(CPU)
+        arena.open(0, LIMIT)
+        write(arena, 0, 0, 900, seed=1)
+        before = read(arena, 0, 900)
+        for position in order:
+            arena.fork(position, 0, position, LIMIT)
+        assert [arena.shared_stop(each) for each in (300, 600, 800)] == [256, 512, 768]
+        assert _file_bytes(arena) == 768 * POSITION_BYTES
+        for position in order:
+            assert torch.equal(read(arena, position, 256), read(arena, 0, 256))
+        assert torch.equal(read(arena, 0, 900), before)
+
+
+@pytest.mark.parametrize("source", [0, 1])
+def test_a_new_plan_counts_in_full_until_sequences_are_forked_again(source: int) -> None:
+    """Its pages stay shared until then; a sequence that is forked again gets pages of its own first."""
+    arena = KvArena(CPU)
+    shared_with(arena, 2)
+    before = [read(arena, sequence, 800) for sequence in range(3)]
+    arena.start_sharing(384)
+    assert arena.used == round_up(900) + 2 * 800
+    assert _file_bytes(arena) == 768 * POSITION_BYTES
+    arena.fork(5, source, 800, LIMIT)
+    assert arena.shared_stop(5) == 768
+    assert arena.used == round_up(900) + 2 * 800 + 32
+    assert _file_bytes(arena) == 2 * 768 * POSITION_BYTES  # of the others, which count in full, and of these two
+    for sequence in range(3):
+        assert torch.equal(read(arena, sequence, 800), before[sequence])
+    for sequence in {0, 1, 2} - {source}:
+        arena.release(sequence)
+    assert _file_bytes(arena) == 768 * POSITION_BYTES
+    assert torch.equal(read(arena, 5, 800), before[source])
+
+
+def test_a_plan_after_many_others_leaves_mappings_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    arena = KvArena(CPU)
+    shared_with(arena, 3)
+    before = read(arena, 2, 800)
+    monkeypatch.setattr(shared_slots, "max_ranges", lambda: 2 * 24)
+    arena.start_sharing(256)
+    assert sum(bool(held.mappings.runs) for held in arena._sequences.values()) == 2
+    assert torch.equal(read(arena, 2, 800), before)
+
+
+def test_layers_that_leave_give_back_their_part_of_the_file() -> None:
+    arena = KvArena(CPU)
+    shared_with(arena, 2)
+    arena.keep_layers(LayerRange(1, 2))
+    assert _file_bytes(arena) == 768 * SHAPES[1].numbers * 2
+
+
 def test_layers_that_come_and_go_leave_the_others() -> None:
     arena = KvArena(CPU)
     shared_with(arena, 2)
@@ -220,6 +299,7 @@ def test_copies_of_other_layers_are_not_shared() -> None:
     arena.write_positions(0, other, (0, 640), flat, shapes=SHAPES[:1], active=LAYERS)
     arena.fork(1, 0, 800, LIMIT)
     arena.write_positions(1, other, (0, 640), -flat, shapes=SHAPES[:1], active=LAYERS)
+    assert arena.shared_stop(1) == 768  # the broker counts on it, whatever copies arrive
     assert torch.equal(arena.read_positions(0, other, 0, 640), flat)
     assert torch.equal(arena.read_positions(1, other, 0, 640), -flat)
     arena.drop_copies(1, other)
@@ -268,7 +348,7 @@ def test_a_process_that_is_forked_writes_for_itself_only() -> None:
 
 MOVES = st.lists(
     st.tuples(
-        st.sampled_from(["fork", "fork", "write", "truncate", "shrink", "release"]),
+        st.sampled_from(["fork", "fork", "fork", "write", "truncate", "shrink", "release", "plan"]),
         st.integers(0, 3),
         st.integers(0, 3),
         st.integers(1, LIMIT),
@@ -297,12 +377,22 @@ def test_an_arena_that_shares_holds_what_one_that_copies_holds(moves: list[tuple
             ends[sequence] = LIMIT if sequence not in ends else _limit(sharing_arena, sequence)
         elif move in ("truncate", "shrink") and sequence in ends:
             ends[sequence] = min(ends[sequence], position)
+        if move == "plan":
+            sharing_arena.start_sharing(position // UNIT * UNIT)
         assert 0 <= sharing_arena.used <= copying.used
+        assert _file_bytes(sharing_arena) == _mapped_bytes(sharing_arena) <= sharing_arena.used * POSITION_BYTES
         for held, stop in ends.items():
             assert (stop == 0) or torch.equal(read(sharing_arena, held, stop), read(copying, held, stop))
     for held in list(ends):
         sharing_arena.release(held)
     assert sharing_arena.used == 0
+
+
+def _mapped_bytes(arena: KvArena) -> int:
+    """Memory of the chunks that are mapped over at least one slot."""
+    runs = [run for held in arena._sequences.values() for run in held.mappings.runs]
+    chunks = {(pages, at) for pages, stop in runs for at in range(pages.start, stop, pages.unit)}
+    return sum(pages.unit for pages, _ in chunks) * POSITION_BYTES
 
 
 def _limit(arena: KvArena, sequence: int) -> int:
