@@ -149,6 +149,7 @@ class FakeExecutor:
     num_draws: int = 0
     device: str = "cpu"
     dtype: str = "float32"
+    bits: str = ""
 
     def measure(self) -> tuple[LayerCost, ...]:
         return (LayerCost("decode", 1, 0, 0.001, False),)
@@ -160,7 +161,7 @@ class FakeExecutor:
             raise ModelError(self.fail_load)
         progress(1, 1)
         self.prepared = layers
-        return Capacity(self.capacity, max_sequences, 0.0, 0.0, 0)
+        return Capacity(self.capacity, max_sequences, 0.0, 0.0, 0, bits=self.bits)
 
     def keep(self, ranges: tuple[LayerRange, ...], progress: Progress, stopped: StopCheck) -> tuple[LayerRange, ...]:
         self.kept &= layers_of(ranges)
