@@ -118,7 +118,6 @@ class KvRestorer:
         for sequence, current in list(self.restoring.items()):
             if now >= current.until:
                 self.count("spill_reads_overdue", 1)
-                self.actions.append(StopReadingSpilled(current.order.ticket))
                 self._end(sequence, current)
 
     def _end(self, sequence: int, current: _Restoration) -> None:
