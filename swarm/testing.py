@@ -17,6 +17,7 @@ from swarm.params import SamplingParams
 from swarm.stage.executor import Batch, Capacity, FenceRaised, ForwardResult, KvData, Progress, SampleJob, StopCheck
 from swarm.wire.messages import (
     BLOCK,
+    MAX_SEQUENCES,
     LayerCost,
     LayerRange,
     Manifest,
@@ -27,6 +28,7 @@ from swarm.wire.messages import (
     num_blocks,
     to_ranges,
 )
+from swarm.wire.shared_positions import SharedPositions
 
 STATE_BYTES = 8  # memory of a position in a layer
 _MASK = 2**64 - 1
@@ -149,7 +151,9 @@ class FakeExecutor:
     num_draws: int = 0
     device: str = "cpu"
     dtype: str = "float32"
-    bits: str = ""
+    bits: str = "bits of a fake"
+    share_unit: int = 0  # Positions of a chunk that it can share; 0: none.
+    shared: SharedPositions = field(default_factory=SharedPositions)
 
     def measure(self) -> tuple[LayerCost, ...]:
         return (LayerCost("decode", 1, 0, 0.001, False),)
@@ -161,7 +165,17 @@ class FakeExecutor:
             raise ModelError(self.fail_load)
         progress(1, 1)
         self.prepared = layers
-        return Capacity(self.capacity, max_sequences, 0.0, 0.0, 0, bits=self.bits)
+        mappings = MAX_SEQUENCES if self.share_unit else 0
+        return Capacity(
+            self.capacity,
+            max_sequences,
+            0.0,
+            0.0,
+            0,
+            bits=self.bits,
+            share_unit=self.share_unit,
+            share_mappings=mappings,
+        )
 
     def keep(self, ranges: tuple[LayerRange, ...], progress: Progress, stopped: StopCheck) -> tuple[LayerRange, ...]:
         self.kept &= layers_of(ranges)
@@ -172,7 +186,10 @@ class FakeExecutor:
         progress(1, 1)
         return to_ranges(self.kept)
 
-    def activate(self, layers: LayerRange, kept: tuple[LayerRange, ...] = ()) -> None:
+    def loaded_bits(self) -> str:
+        return self.bits
+
+    def activate(self, layers: LayerRange, kept: tuple[LayerRange, ...] = (), share_unit: int = 0) -> None:
         if layers != self.prepared:
             raise IllegalMove(f"activate {layers}, but {self.prepared} is prepared")
         loaded = self.kept | self._own_layers()
@@ -181,6 +198,7 @@ class FakeExecutor:
             raise IllegalMove(f"{kept} are to be kept, but only {to_ranges(loaded)} are loaded")
         copied = wanted - self._own_layers()  # of its own former layers it keeps nothing
         self.layers, self.kept = layers, wanted
+        self.shared.clear(share_unit)
         for chains in self.chains.values():
             for layer in chains.keys() - self._own_layers() - copied:
                 del chains[layer]
@@ -189,11 +207,14 @@ class FakeExecutor:
         return layers_of(() if self.layers is None else (self.layers,))
 
     def open(self, sequence: int, limit: int) -> None:
+        self.shared.release(sequence)
         self.chains[sequence] = {}
         self.limits[sequence] = limit
 
     def fork(self, sequence: int, source: int, position: int, limit: int) -> None:
         own = self.chains[source].items()
+        self.shared.release(sequence)
+        self.shared.fork(sequence, source, position)
         self.chains[sequence] = {layer: chain[:position] for layer, chain in own if layer in self._own_layers()}
         self.limits[sequence] = limit
 
@@ -270,6 +291,7 @@ class FakeExecutor:
             if len(chain) < start:
                 raise IllegalMove(f"sequence {row.sequence} layer {layer}: position {start}, held {len(chain)}")
             state = chain[start - 1] if start else 0
+            self._stop_sharing(row.sequence, start)
             del chain[start:]
             for offset, value in enumerate(hidden):
                 state, hidden[offset] = fake_layer(layer, state, value)
@@ -303,8 +325,14 @@ class FakeExecutor:
 
     def _discard_from(self, sequence: int, stop: int, layers: LayerRange) -> None:
         """Discard the positions from ``stop`` on, as writing a block of a real cache does."""
+        self._stop_sharing(sequence, stop)
         for layer in range(layers.first, layers.stop):
             del self.chains[sequence][layer][stop:]
+
+    def _stop_sharing(self, sequence: int, position: int) -> None:
+        """Count a sequence's positions as its own if positions that it shares are written or dropped."""
+        if position < self.shared.stop(sequence):
+            self.shared.release(sequence)
 
     def _is_deferred(self) -> bool:
         self.num_draws += 1
@@ -324,16 +352,19 @@ class FakeExecutor:
         progressed()
 
     def truncate(self, sequence: int, position: int) -> None:
+        self._stop_sharing(sequence, position)
         for chain in self.chains[sequence].values():
             del chain[position:]
 
     def release(self, sequence: int) -> None:
+        self.shared.release(sequence)
         self.chains.pop(sequence, None)
         self.limits.pop(sequence, None)
 
     def reset(self) -> None:
         self.chains.clear()
         self.limits.clear()
+        self.shared.clear(self.shared.unit)
 
     def read_kv(self, sequence: int, layers: LayerRange, start: int, stop: int) -> KvData:
         """Return the differences between neighbouring states, so that a foreign position spoils all those behind it."""
@@ -383,12 +414,12 @@ class FakeExecutor:
         return self.capacity
 
     def kv_used(self) -> int:
-        """Return the written positions of the layers in use, rounded up to blocks."""
+        """Return the written positions of the layers in use, rounded up to blocks. Shared ones count once."""
         own = self._own_layers()
         lengths = (
             max((len(c) for layer, c in held.items() if layer in own), default=0) for held in self.chains.values()
         )
-        return sum(num_blocks(length) * BLOCK for length in lengths)
+        return sum(num_blocks(length) * BLOCK for length in lengths) - self.shared.saved
 
     def warm_up(self) -> float:
         return 0.0

@@ -34,17 +34,21 @@ from typing import Any
 
 from bench_lib import BenchError, add_model_options, model_of, numbers, report
 from recovery_changes import change_rows, newcomer_rows
-from recovery_copies import cost_rows, stall_rows
+from recovery_copies import both_sides, cost_rows, stall_rows, with_context
 from recovery_detection import CLASSES, detection
 from recovery_goals import COLUMNS, Figure
 from recovery_overhead import Paired, halves, overhead
 from recovery_stall import PARTS, WAYS, Case, Outcome, stall
-from recovery_swarm import STAGES, percentile
+from recovery_swarm import STAGES, Parts, percentile
 from rich.table import Table
 
 from swarm.demo import model_path
 from swarm.errors import SwarmError
 
+SEQUENCES, CONTEXTS = (1, 8), (64, 256, 1024)
+# Sequences and contexts of the goals for copies. The 1.1 B shape needs minutes for 8 prompts of 8,192 positions.
+SIZES = ((1, 256), (1, 1024), (1, 8192), (8, 256), (8, 1024))
+DEMO_SIZES = ((1, 256), (1, 1024), (8, 256), (8, 1024))
 WHAT = ("detection", "stall", "overhead", "copies", "cost", "drain", "deaths", "newcomer")
 
 
@@ -126,12 +130,13 @@ async def measured(arguments: argparse.Namespace, model: Path) -> tuple[list[Tab
         tables.append(detection_table(samples))
         results["detection_s"] = samples
     if "stall" in arguments.what:
-        cases = [Case(sequences, context) for sequences in arguments.sequences for context in arguments.contexts]
+        sequences, contexts = arguments.sequences or SEQUENCES, arguments.contexts or CONTEXTS
+        cases = [Case(num, context) for num in sequences for context in contexts]
         outcomes = await stall(model, arguments.ways, cases, arguments.rounds)
         tables.append(stall_table(outcomes))
         results["stall"] = [asdict(outcome) for outcome in outcomes]
     if "overhead" in arguments.what:
-        found = await overhead(model, arguments.pairs, arguments.decodes, arguments.tokens)
+        found = await overhead(model, arguments.pairs or 10, arguments.decodes, arguments.tokens or 64)
         tables.append(overhead_table(found.pairs))
         results["overhead"] = asdict(found.pairs) | {"costs": found.pairs.costs, "computed": found.pairs.computed}
         results["log_bytes_per_token"] = found.log_bytes_per_token
@@ -146,21 +151,40 @@ async def copies_measured(arguments: argparse.Namespace, model: Path) -> tuple[l
     """Make the measurements that compare a swarm with copies with one without."""
     rows: list[Figure] = []
     raw: dict[str, Any] = {}
-    lengths = arguments.before, arguments.after
-    cases = [Case(num, context, *lengths) for num in arguments.sequences for context in arguments.contexts]
-    largest = cases[-1]
-    measurements: dict[str, Callable[[], Awaitable[tuple[list[Figure], dict[str, Any]]]]] = {
-        "copies": lambda: stall_rows(model, cases, arguments.rounds, demo=arguments.demo),
-        "cost": lambda: cost_rows(model, arguments.decoding, arguments.pairs, arguments.tokens, demo=arguments.demo),
-        "drain": lambda: change_rows(model, "drain", largest, arguments.rounds),
-        "deaths": lambda: change_rows(model, "deaths", largest, arguments.rounds),
-        "newcomer": lambda: newcomer_rows(model, arguments.rounds),
+    cases, rounds, demo = copy_cases(arguments), arguments.rounds, arguments.demo
+    largest = max(cases, key=lambda case: (case.sequences, case.context))
+    pairs, tokens = arguments.pairs or (6 if demo else 2), arguments.tokens or (480 if demo else 64)
+    measurements: dict[str, Callable[[dict[str, Parts]], Awaitable[tuple[list[Figure], dict[str, Any]]]]] = {
+        "cost": lambda swarms: cost_rows(swarms, arguments.decoding, pairs, tokens, demo=demo),
+        "copies": lambda swarms: stall_rows(swarms, cases, rounds, demo=demo),
+        "drain": lambda swarms: change_rows(swarms, "drain", largest, rounds),
+        "deaths": lambda swarms: change_rows(swarms, "deaths", largest, rounds),
     }
-    for name, measure in measurements.items():
-        if name in arguments.what:
-            more, raw[name] = await measure()
-            rows += more
+    chosen = {name: measure for name, measure in measurements.items() if name in arguments.what}
+    if chosen:
+        async with both_sides(with_context(model, max(map(longest, cases)))) as swarms:
+            for name, measure in chosen.items():
+                more, raw[name] = await measure(swarms)
+                rows += more
+    if "newcomer" in arguments.what:
+        more, raw["newcomer"] = await newcomer_rows(model, rounds)
+        rows += more
     return rows, raw
+
+
+def copy_cases(arguments: argparse.Namespace) -> list[Case]:
+    """Return the cases in which copies are measured: those of the goals, unless others are named."""
+    if arguments.sequences or arguments.contexts:
+        sizes = [
+            (num, context) for num in arguments.sequences or SEQUENCES for context in arguments.contexts or CONTEXTS
+        ]
+    else:
+        sizes = list(DEMO_SIZES if arguments.demo else SIZES)
+    return [Case(num, context, arguments.before, arguments.after) for num, context in sizes]
+
+
+def longest(case: Case) -> int:
+    return case.context + case.before + case.after
 
 
 def listed(known: Sequence[str]) -> Any:
@@ -183,17 +207,19 @@ def main() -> None:
     )
     parser.add_argument("--times", type=int, default=20, help="faults of each class")
     parser.add_argument("--ways", type=listed(list(WAYS)), default=list(WAYS), metavar="A,B", help="ways back")
-    parser.add_argument("--sequences", type=numbers, default=[1, 8], metavar="N,N")
-    parser.add_argument("--contexts", type=numbers, default=[64, 256, 1024], metavar="N,N")
+    parser.add_argument("--sequences", type=numbers, metavar="N,N", help="default: 1,8")
+    parser.add_argument("--contexts", type=numbers, metavar="N,N", help="default: 64,256,1024; copies: the goals'")
     parser.add_argument("--rounds", type=int, default=1, help="kills of each case and way")
-    parser.add_argument("--pairs", type=int, default=10, help="turns with logs and beats, and as many without")
+    parser.add_argument("--pairs", type=int, help="turns with logs and beats or copies, and as many without")
     parser.add_argument("--decodes", type=int, default=4, metavar="N", help="sequences that decode in these turns")
-    parser.add_argument("--tokens", type=int, default=64, metavar="N", help="of each of them")
+    parser.add_argument("--tokens", type=int, metavar="N", help="of each sequence in these turns")
     parser.add_argument(
         "--decoding", type=numbers, default=(1, 16), metavar="N,N", help="sequences that pay for copies"
     )
     parser.add_argument("--before", type=int, default=32, metavar="N", help="tokens of an answer before a change")
-    parser.add_argument("--after", type=int, default=40, metavar="N", help="and after it, where copies are measured")
+    parser.add_argument(
+        "--after", type=int, default=600, metavar="N", help="most tokens after it, where copies are measured"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, with every sample")
     arguments = parser.parse_args()
     try:

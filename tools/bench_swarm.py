@@ -12,7 +12,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -182,21 +182,41 @@ async def answers(
     before: int,
     after: int,
     disturb: Callable[[], Awaitable[None]] | None = None,
+    *,
+    enough: int | None = None,
 ) -> list[Stream]:
-    """Ask all prompts at once, for ``before + after`` tokens each. ``disturb`` happens when each has ``before``."""
+    """Ask all prompts at once, for ``before + after`` tokens each. ``disturb`` happens when each has ``before``.
+
+    ``enough``: answers end this number of tokens after ``disturb`` has returned.
+    """
     events = [asyncio.Event() for _ in prompts]
+    is_over = False
 
     async def read(prompt: list[int], reached: asyncio.Event) -> Stream:
-        found = Stream()
-        async for piece in client.stream(prompt, max_tokens=before + after, ignore_eos=True, timeout=2 * START_S):
-            found.tokens.append(int(piece.token or 0))
-            found.times.append(time.monotonic())
-            if len(found.tokens) >= before:
-                reached.set()
+        found, left = Stream(), enough
+        ongoing = client.stream(prompt, max_tokens=before + after, ignore_eos=True, timeout=2 * START_S)
+        async with aclosing(ongoing):
+            async for piece in ongoing:
+                found.tokens.append(int(piece.token or 0))
+                found.times.append(time.monotonic())
+                if len(found.tokens) >= before:
+                    reached.set()
+                if is_over and left is not None:
+                    left -= 1
+                    if left <= 0:
+                        break
         return found
 
     tasks = [asyncio.create_task(read(p, event)) for p, event in zip(prompts, events, strict=True)]
     await asyncio.wait_for(asyncio.gather(*(event.wait() for event in events)), 2 * START_S)
     if disturb is not None:
         await disturb()
+        is_over = True
     return list(await asyncio.gather(*tasks))
+
+
+def check_tokens(streams: Sequence[Stream], expected: Sequence[Stream], what: str) -> None:
+    """Check that these answers have the tokens of undisturbed ones, which may be longer. Raises BenchError."""
+    for stream, calm in zip(streams, expected, strict=True):
+        if stream.tokens != calm.tokens[: len(stream.tokens)]:
+            raise BenchError(f"{what}: the tokens differ from those of the undisturbed run")

@@ -13,12 +13,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar, cast
 
-from bench_lib import BenchError, note, random_prompt, turns, vocabulary_of
-from bench_swarm import START_S, Body, Processes, Stream, answers
-from recovery_copies import SIDES, Run, both_sides, stall_of, undisturbed
+from bench_lib import note, random_prompt, turns, vocabulary_of
+from bench_swarm import START_S, Body, Processes, Stream
+from recovery_copies import SIDES, Run, stall_of
 from recovery_goals import DEATHS_REPLAYED, DRAIN_GAP, DRAIN_REPLAYED, GAIN_ERROR, Facts, Figure, gain_error
 from recovery_overhead import throughput
-from recovery_stall import Case, usual_gap
+from recovery_stall import Case
 from recovery_swarm import STAGES, Parts
 
 from swarm.wire.messages import PlanCommand
@@ -36,7 +36,7 @@ AFTER_CHANGE = 10  # tokens that are read after the change of plan
 class Change:
     """What one change of plan showed. Positions are times layers, computed again and taken from copies."""
 
-    gap_s: float  # longest one, less the usual gap
+    gap_s: float  # longest one; in the end less the usual gap
     replayed: float
     copied: float
     losses: int = 0
@@ -48,15 +48,10 @@ async def _counted(parts: Parts, name: str) -> float:
     return float(stats["pipeline"].get(name) or 0.0)
 
 
-def _check(streams: Sequence[Stream], calm: Sequence[Stream], what: str) -> None:
-    if [s.tokens for s in streams] != [s.tokens for s in calm]:
-        raise BenchError(f"{what}: the tokens differ from those of the undisturbed run")
-
-
 # --- drain ------------------------------------------------------------------------------------------------------------
 
 
-async def drain_once(side: str, parts: Parts, case: Case, run: Run) -> Change:
+async def drain_once(side: str, parts: Parts, run: Run) -> Change:
     """Drain the middle stage while these answers run, then let it have layers again."""
     victim = await parts.stage(1)
     before = await _counted(parts, "replayed_layer_positions")
@@ -64,18 +59,17 @@ async def drain_once(side: str, parts: Parts, case: Case, run: Run) -> Change:
 
     async def drain() -> None:
         nonlocal began, took_s
-        await run.copies.wait(side, parts, case)
+        await run.copies.wait(side, parts, run.case)
         began = time.monotonic()
         await parts.client.steer(PlanCommand("drain", victim))
         await parts.until("plan", lambda plan: _serves_without(plan, victim))
         took_s = time.monotonic() - began
 
-    streams = await answers(parts.client, run.prompts, case.before, case.after, drain)
-    _check(streams, run.calm, "drain")
+    streams = await run.disturb(parts, drain)
     replayed = await _counted(parts, "replayed_layer_positions") - before
     await parts.client.steer(PlanCommand("uncordon", victim))
     await parts.whole()
-    gap_s = stall_of(streams, began, began + took_s + SETTLE_S) - usual_gap(run.calm)
+    gap_s = stall_of(streams, began, began + took_s + SETTLE_S)
     return Change(gap_s, replayed, 0.0, took_s=took_s)
 
 
@@ -90,27 +84,26 @@ def workers_of(plan: Body) -> list[str]:
 # --- two deaths -------------------------------------------------------------------------------------------------------
 
 
-async def two_deaths(side: str, parts: Parts, case: Case, run: Run) -> Change:
+async def two_deaths(side: str, parts: Parts, run: Run) -> Change:
     """Kill the middle stage, and half a second later the last one."""
     victims = [await parts.stage(1), await parts.stage(2)]
     began = 0.0
 
     async def kill() -> None:
         nonlocal began
-        await run.copies.wait(side, parts, case)
+        await run.copies.wait(side, parts, run.case)
         began = parts.signal(victims[0], signal.SIGKILL)
         await asyncio.sleep(BETWEEN_DEATHS_S)
         parts.signal(victims[1], signal.SIGKILL)
         for victim in victims:
             await parts.ended(victim)
 
-    streams = await answers(parts.client, run.prompts, case.before, case.after, kill)
-    _check(streams, run.calm, "two deaths")
+    streams = await run.disturb(parts, kill)
     entries = await _recoveries(parts, began, len(victims))
     for victim in victims:
         parts.start(victim)
     await parts.whole()
-    gap_s = stall_of(streams, began, max(entry["resumed_all_at"] for entry in entries)) - usual_gap(run.calm)
+    gap_s = stall_of(streams, began, max(entry["resumed_all_at"] for entry in entries))
     replayed, copied = (
         float(sum(entry.get(name) or 0 for entry in entries)) for name in ("layer_positions", "copied_layer_positions")
     )
@@ -229,20 +222,25 @@ def predicted_gain(plan: Body) -> float:
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 
-KINDS: dict[str, Callable[[str, Parts, Case, Run], Awaitable[Change]]] = {
+KINDS: dict[str, Callable[[str, Parts, Run], Awaitable[Change]]] = {
     "drain": drain_once,
     "deaths": two_deaths,
 }
 
 
-async def change_rows(model: Path, what: str, case: Case, rounds: int) -> tuple[list[Figure], dict[str, Any]]:
+async def change_rows(
+    swarms: dict[str, Parts], what: str, case: Case, rounds: int
+) -> tuple[list[Figure], dict[str, Any]]:
     """Measure a drain, or two deaths, on both sides in turns."""
-    async with both_sides(model) as swarms:
-        run = await undisturbed(swarms["off"], case)
-        samples: dict[str, list[Change]] = {side: [] for side in swarms}
-        for side, _ in list(turns(swarms, rounds))[len(swarms) :]:
-            samples[side].append(await KINDS[what](side, swarms[side], case, run))
-            note(f"{what}, copies {side}: {samples[side][-1]}")
+    run = Run.of(swarms["off"].model, case)
+    samples: dict[str, list[Change]] = {side: [] for side in swarms}
+    for side, _ in list(turns(swarms, rounds))[len(swarms) :]:
+        samples[side].append(await KINDS[what](side, swarms[side], run))
+    await run.compare(swarms["off"], f"{what}, {case.name}")
+    for side, changes in samples.items():
+        for change in changes:
+            change.gap_s -= run.usual_s
+            note(f"{what}, copies {side}: {change}")
     rows = list(drain_figures(case, samples) if what == "drain" else death_figures(case, samples))
     return rows, {side: list(map(asdict, changes)) for side, changes in samples.items()}
 

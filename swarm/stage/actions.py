@@ -88,10 +88,12 @@ class StopStandby:
 
 @dataclass(frozen=True, slots=True)
 class UseLayers:
-    """Compute with these layers from now on, keep the standby layers in ``kept``, and free the memory of all others."""
+    """Compute with these layers from now on, keep the standby layers in ``kept``, and free the memory of all others.
+    Forked sequences share positions by ``share_unit``."""
 
     layers: LayerRange
     kept: tuple[LayerRange, ...]
+    share_unit: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +223,7 @@ class AllowKvSenders:
 
 @dataclass(frozen=True, slots=True)
 class SendKvPart:
-    """Read a sequence's keys and values and send them. Answered by KvPartTaken."""
+    """Read keys and values of one sequence and send them; a member of ``SendKvParts``."""
 
     to: Edge
     epoch: int
@@ -231,6 +233,17 @@ class SendKvPart:
     start: int  # a multiple of BLOCK
     tokens: tuple[int, ...]  # at these positions
     open: Open | None  # with the first part of a sequence for this target; without tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SendKvParts:
+    """Send parts of different sequences to one target together. Answered by KvPartsTaken."""
+
+    parts: tuple[SendKvPart, ...]  # at least one
+
+    @property
+    def to(self) -> Edge:
+        return self.parts[0].to
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +376,7 @@ Action = (
     | SendDone
     | ConnectKvTargets
     | AllowKvSenders
-    | SendKvPart
+    | SendKvParts
     | SpillChunk
     | ReadSpilled
     | StoreSpilled

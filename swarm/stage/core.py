@@ -26,6 +26,7 @@ Rules
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 import msgspec
 
@@ -42,7 +43,7 @@ from swarm.stage.events import (
     Event,
     Idle,
     KvArrived,
-    KvPartTaken,
+    KvPartsTaken,
     KvStoreFailed,
     KvTurn,
     Loaded,
@@ -84,7 +85,7 @@ from swarm.wire.messages import (
 from swarm.wire.tensors import find_not_finite
 
 # events of keys and values on their way to or from other workers or the disk
-KvEvent = KvArrived | KvStoreFailed | KvTurn | KvPartTaken | ChunkSpilled | ChunkLost | SpilledRead | SpilledStored
+KvEvent = KvArrived | KvStoreFailed | KvTurn | KvPartsTaken | ChunkSpilled | ChunkLost | SpilledRead | SpilledStored
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +217,7 @@ class StageCore:
                 KvArrived()
                 | KvStoreFailed()
                 | KvTurn()
-                | KvPartTaken()
+                | KvPartsTaken()
                 | ChunkSpilled()
                 | ChunkLost()
                 | SpilledRead()
@@ -331,9 +332,10 @@ class StageCore:
         return self.rechecks.has_work and not self.is_parked
 
     @property
-    def may_send_kv(self) -> bool:
-        """Whether a turn may send a part of the keys and values. Cheap, so that the shell may ask after every step."""
-        return self.exchange.has_unsent and not self.is_parked
+    def next_kv_turn_at(self) -> float:
+        """Time from which on a turn may send parts of the keys and values. Cheap, so that the shell may ask after every
+        step."""
+        return inf if self.is_parked else self.exchange.next_turn_at
 
     def wants_kv_turn(self, turn: KvTurn, now: float) -> bool:
         """Return whether this turn would send a part of the keys and values. If so, the shell feeds it."""
@@ -349,7 +351,7 @@ class StageCore:
             case KvTurn():
                 if not self.is_parked:
                     self.exchange.take_turn(self._with_own_work(event), now)
-            case KvPartTaken():
+            case KvPartsTaken():
                 self.exchange.sender.on_taken(event, now)
             case ChunkSpilled():
                 self.exchange.spiller.on_spilled(event)
@@ -374,7 +376,7 @@ class StageCore:
     # --- steps out -------------------------------------------------------------------------------------------------
 
     def _on_computed(self, epoch: int, step: int, forwarded: ForwardResult, now: float) -> None:
-        self.faults.record_success()
+        self.faults.record_success(epoch)
         replayed = self.replays.current
         if replayed is not None and step == REPLAY_STEP and epoch == replayed.epoch == self.active:
             assert self.layers is not None

@@ -269,7 +269,7 @@ class EpochManager:
         self.runner.idle_since = now
         before, self.layers = self.layers, prepared.layers
         self.exchange.on_fence(order.epoch)
-        self.actions.append(UseLayers(prepared.layers, self.pending_plan.standby))
+        self.actions.append(UseLayers(prepared.layers, self.pending_plan.standby, order.share_unit))
         # of layers that were the stage's own, nothing is kept as a copy
         kept = layers_of(self.pending_plan.standby) - layers_of(() if before is None else (before,))
         self.store.keep_only(order.live, prepared.layers, kept)

@@ -121,6 +121,7 @@ class StandbyProgressed:
 
     layers: tuple[LayerRange, ...]
     load_s: float  # time for the newest layers, without rests
+    bits: str = ""  # workers with equal ones compute equal keys and values
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,7 @@ class StandbyLoaded:
     layers: tuple[LayerRange, ...]
     load_s: float  # time for the layers that no ``StandbyProgressed`` has reported, without rests
     problem: str = ""  # the reason why not all layers were loaded; empty: all were
+    bits: str = ""  # workers with equal ones compute equal keys and values
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,7 @@ class KvStoreFailed:
 
 @dataclass(frozen=True, slots=True)
 class KvTurn:
-    """There is time to send a part of the keys and values to another worker.
+    """There is time to send parts of the keys and values to another worker.
 
     ``is_idle``: no step is waiting. Otherwise the sender's budget decides. ``blocked``: incarnations of the targets
     whose connection accepts nothing now. ``may_spill``: the disk's thread accepts a chunk.
@@ -164,9 +166,9 @@ class KvTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class KvPartTaken:
-    """A ``SendKvPart`` was carried out: it took this long in the compute thread. ``num_bytes`` 0: the connection to the
-    target is gone, or the sequence is."""
+class KvPartsTaken:
+    """A ``SendKvParts`` was carried out: it took this long in the compute thread. ``num_bytes`` 0: nothing was sent,
+    since the connection to the target is gone, or a sequence is."""
 
     to: str
     num_bytes: int
@@ -236,7 +238,7 @@ Event = (
     | KvArrived
     | KvStoreFailed
     | KvTurn
-    | KvPartTaken
+    | KvPartsTaken
     | ChunkSpilled
     | ChunkLost
     | SpilledRead

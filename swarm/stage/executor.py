@@ -85,6 +85,8 @@ class Capacity:
     # ("inexact")
     kernels: str = ""
     bits: str = ""  # stages with an equal value compute the same bits, so layers can move between them without a trace
+    share_unit: int = 0  # positions that sequences are certain to share (``wire.shared_positions``); 0: none
+    share_mappings: int = 0  # mappings that sharing sequences may take
 
 
 KvDtype = Literal["float32", "bfloat16", "float16"]
@@ -140,9 +142,15 @@ class Executor(Protocol):
         thread.
         """
 
-    def activate(self, layers: LayerRange, kept: tuple[LayerRange, ...] = ()) -> None:
+    def loaded_bits(self) -> str:
+        """Return ``Capacity.bits`` of everything that is loaded. Called by a loader thread."""
+
+    def activate(self, layers: LayerRange, kept: tuple[LayerRange, ...] = (), share_unit: int = 0) -> None:
         """Compute with these (prepared) layers from now on. Keep ``kept``, which are loaded, as standby, with copies of
-        other workers' keys and values but none of its own; drop all others."""
+        other workers' keys and values but none of its own; drop all others.
+
+        Sequences count in full until they are forked again; forks share by ``share_unit`` (0: as far as possible).
+        """
 
     def open(self, sequence: int, limit: int) -> None:
         """Reserve memory for up to ``limit`` positions of a sequence. Opening it again drops its stored positions."""

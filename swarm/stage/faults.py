@@ -43,7 +43,10 @@ class FaultHandler:
     actions: list[Action]
     write_log: LogWriter
     count: Callable[[str], None]
-    is_in_doubt: bool = False  # the last step failed, and nothing has succeeded since
+    # A step failed, and none has succeeded under a later plan. Later steps of the same plan don't count: the broker has
+    # given them up.
+    is_in_doubt: bool = False
+    failed_epoch: int = 0  # epoch of the last failed step
     is_testing: bool = False  # a test is running
     num_failed_tests: int = 0  # since the last test that passed
     retry_test_at: float | None = None  # when a failed test is repeated; None: no test is due
@@ -72,14 +75,14 @@ class FaultHandler:
 
     def record_failure(self, failed: ComputeFailed, layers: LayerRange) -> StepFailure:
         """Record that a step in these layers failed finally; return the details for the broker."""
-        self.is_in_doubt = True
+        self.is_in_doubt, self.failed_epoch = True, failed.compute.epoch
         batch = failed.compute.batch
         rows = tuple(SequencePosition(row.sequence, row.start + row.count) for row in batch.rows)
         return StepFailure(batch.through or layers, rows, failed.is_memory)
 
-    def record_success(self) -> None:
-        """Record that a step went through the layers."""
-        self.is_in_doubt = False
+    def record_success(self, epoch: int) -> None:
+        """Record that a step of this epoch went through the layers."""
+        self.is_in_doubt = self.is_in_doubt and epoch == self.failed_epoch
 
     # --- the test ----------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf
 
 from swarm.stage.actions import Action
 from swarm.stage.events import KvTurn
@@ -55,9 +56,9 @@ class KvExchange:
     # --- turns and steps ---------------------------------------------------------------------------------------------
 
     @property
-    def has_unsent(self) -> bool:
-        """Whether a turn may lead to a part or a chunk."""
-        return bool(self.sender.unsent or self.spiller.unwritten)
+    def next_turn_at(self) -> float:
+        """Return the earliest time at which a turn may lead to parts or a chunk."""
+        return -inf if self.spiller.unwritten else self.sender.next_turn_at
 
     def wants_turn(self, turn: KvTurn, now: float) -> bool:
         """Return whether this turn would be used."""

@@ -1,16 +1,18 @@
 """Sending copies of the stage's keys and values to other workers, a few blocks at a time.
 
-The broker names the targets (``SendKv``). Whenever the shell offers a turn (``KvTurn``), the sender picks one sequence
-for one target, and sends the next positions in all layers of that target.
+The broker names the targets (``SendKv``). Whenever the shell offers a turn (``KvTurn``), the sender picks one target,
+and sends the next positions of one or several sequences in all layers of that target.
 
 * *Which.* First the targets whose positions a change of plan awaits (``until``), then urgent ones, then all others.
-  Among equals, the sequence whose last turn is longest ago.
-* *How much.* Finished blocks only, as many as can be read within a millisecond or so, by the time that earlier parts
-  took. For ``until``, everything up to the exact position, which may be within a block. A part begins at the block in
-  which the last one ended.
-* *When.* While no step waits, always. Otherwise within a budget: at most 2 % of the passing time, for urgent targets at
-  most half of it. Between two parts that no change of plan waits for, there is a pause, too. What ``until`` names is
-  sent at once, since no steps are computed meanwhile.
+  Among equals, the target and the sequences whose last turn is longest ago.
+* *How much.* Finished blocks only, as many as can be read within a few milliseconds (within one, while a step waits),
+  by the time that earlier parts took. For ``until``, everything up to the exact position, which may be within a block.
+  A part begins at the block in which the last one ended.
+* *When.* Within a budget: at most 2 % of the passing time while steps wait, a quarter of it in idle time; for urgent
+  targets half of it and all idle time. What ``until`` names is sent at once, since no steps are computed meanwhile.
+* *In rounds.* A target that has everything rests for a while. Then the new blocks of all sequences go together: for
+  small models, sending, receiving and storing cost far more per round than per block. A target that lags behind gets
+  part after part.
 * *Nothing waits.* A target whose connection accepts nothing is left out. A part that could not be sent is picked again
   later.
 
@@ -25,23 +27,38 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from swarm.stage.actions import Action, ConnectKvTargets, SendKvPart
-from swarm.stage.events import KvPartTaken, KvTurn
+from swarm.stage.actions import Action, ConnectKvTargets, SendKvPart, SendKvParts
+from swarm.stage.events import KvPartsTaken, KvTurn
 from swarm.stage.kv_copies import describe_sequence
 from swarm.stage.sequences import CopyTarget, SentPositions, SequenceStore, StoredSequence
-from swarm.wire.messages import BLOCK, NO_LINEAGE, Edge, KvTarget, LayerRange, Lineage, Open, Row, SendKv
+from swarm.wire.messages import (
+    BLOCK,
+    NO_LINEAGE,
+    Edge,
+    KvTarget,
+    LayerRange,
+    Lineage,
+    Open,
+    Row,
+    SendKv,
+    num_blocks,
+)
 from swarm.wire.transport.keys import address_and_key, public_key_in
 
 SHARE = 0.02  # of the passing time that may be spent on copies while steps wait
 URGENT_SHARE = 0.5  # the same while a change of plan waits for them
+IDLE_SHARE = 0.25  # the same in idle time: other stages may compute on the same cores
 SAVED_S = 0.02  # of that time, the most that is saved up for later
-PART_S = 0.001  # time for reading one part: a step waits for at most one
-URGENT_PART_S = 0.004
-MAX_BLOCKS = 16  # of one part
-# Between two parts that no change of plan waits for. Sending, receiving and storing a part costs as much as a few
-# tokens of a small model, however many blocks it has: with many fast sequences, each part has several.
-PAUSE_S = 0.04
-FAILED_PAUSE_S = 0.5  # for which a target is left alone after a part that could not be sent
+PART_S = 0.001  # time for reading the parts of one turn: a step waits for at most that
+LONG_PART_S = 0.004  # the same in idle time, and for urgent targets
+MAX_BLOCKS = 64  # of one turn
+MAX_PARTS = 32  # sequences of one turn
+# A target without a change of plan rests once it has everything: so long that the last parts took this share of the
+# time. Receiving costs as much again, and all of it is slower than in a row, since caches have forgotten it.
+ROUND_SHARE = 0.003
+PAUSE_S = 0.1  # shortest rest
+MAX_PAUSE_S = 0.4
+FAILED_PAUSE_S = 0.5  # for which a target is left alone after parts that could not be sent
 
 
 @dataclass(slots=True)
@@ -52,11 +69,10 @@ class TimeBudget:
     left_s: float = 0.0
     filled_at: float = 0.0
 
-    def refill(self, now: float) -> bool:
-        """Add the share of the time that has passed. Return whether there is time to spend."""
+    def refill(self, now: float) -> None:
+        """Add the share of the time that has passed."""
         self.left_s = min(SAVED_S, self.left_s + self.share * max(0.0, now - self.filled_at))
         self.filled_at = now
-        return self.left_s > 0.0
 
     def spend(self, seconds: float) -> None:
         self.left_s -= seconds
@@ -68,7 +84,8 @@ class _Target:
 
     order: KvTarget
     until: dict[int, int]  # exact positions by sequence; empty: every finished block
-    paused_until: float = 0.0
+    paused_until: float = -inf
+    turn: int = 0  # number of the last turn in which something was sent to it
 
     @property
     def key(self) -> CopyTarget:
@@ -77,6 +94,11 @@ class _Target:
     @property
     def rank(self) -> int:
         return 0 if self.until else 1 if self.order.is_urgent else 2
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Return the place in the order of sending; the smallest goes first."""
+        return self.rank, self.turn
 
     def goal(self, sequence: int, stored: StoredSequence) -> int:
         """Return the position up to which the sequence can be sent now."""
@@ -97,20 +119,19 @@ class _Part:
     sent: SentPositions
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Return the place in the order of sending; the smallest goes first."""
-        return self.target.rank, self.sent.turn
+    def num_blocks(self) -> int:
+        return num_blocks(self.goal - self.start)
 
 
 @dataclass(frozen=True, slots=True)
-class _PartUnderWay:
-    """The part that the shell is sending."""
+class _PartsUnderWay:
+    """The parts that the shell is sending."""
 
     target: _Target
-    sent: SentPositions
-    before: int  # position sent before it
+    before: list[tuple[SentPositions, int]]  # positions sent before them
     num_layer_positions: int
-    is_idle: bool  # no step waited
+    budget: TimeBudget | None  # that pays for them
+    ends_round: bool  # the target has everything then
 
 
 @dataclass(slots=True)
@@ -124,13 +145,13 @@ class KvSender:
     targets: dict[CopyTarget, _Target] = field(default_factory=dict)
     # sequences of which something may remain to be sent, as keys; all others have been sent as far as they can be
     unsent: dict[int, None] = field(default_factory=dict)
-    _under_way: _PartUnderWay | None = None
+    _under_way: _PartsUnderWay | None = None
     _num_turns: int = 0
-    _next_at: float = -inf  # when the next part may be sent that no change of plan waits for
     _position_s: float = 0.0  # time for reading one position of one layer; 0: unknown
     _budgets: dict[int, TimeBudget] = field(
         default_factory=lambda: {1: TimeBudget(URGENT_SHARE), 2: TimeBudget(SHARE)}
-    )  # by rank of the target
+    )  # by rank of the target, while steps wait
+    _idle_budget: TimeBudget = field(default_factory=lambda: TimeBudget(IDLE_SHARE))  # for rank 2
 
     # --- orders ------------------------------------------------------------------------------------------------------
 
@@ -188,78 +209,103 @@ class KvSender:
                 if is_exact or (row.start + row.count) // BLOCK > row.start // BLOCK:
                     self.unsent[row.sequence] = None
 
+    @property
+    def next_turn_at(self) -> float:
+        """Return the earliest time at which a turn may be used: while all targets rest, none is worth asking for."""
+        return min((target.paused_until for target in self.targets.values()), default=inf) if self.unsent else inf
+
     def has_part(self, turn: KvTurn, now: float) -> bool:
         """Return whether this turn would be used."""
-        return self._find_part(turn, now) is not None
+        return bool(self._find_parts(turn, now))
 
     def take_turn(self, turn: KvTurn, now: float) -> list[Action]:
-        """Send the next part, if there is one and time for it."""
-        part = self._find_part(turn, now)
-        if part is None:
+        """Send the next parts, if there are any and time for them."""
+        waiting = self._find_parts(turn, now)
+        if not waiting:
             return []
-        target, layers = part.target, part.target.order.layers
-        stop = min(part.goal, part.start + self._num_blocks(target) * BLOCK)
+        target = waiting[0].target
         self._num_turns += 1
-        self._under_way = _PartUnderWay(
-            target, part.sent, part.sent.position, (stop - part.start) * len(layers), turn.is_idle
+        target.turn = self._num_turns
+        blocks_left, num_positions = self._max_blocks(target, turn), 0
+        before: list[tuple[SentPositions, int]] = []
+        actions: list[SendKvPart] = []
+        for part in sorted(waiting, key=lambda part: part.sent.turn)[:MAX_PARTS]:
+            stop = min(part.goal, part.start + blocks_left * BLOCK)
+            before.append((part.sent, part.sent.position))
+            part.sent.position, part.sent.turn = stop, self._num_turns
+            actions.append(self._send(part, stop))
+            num_positions += stop - part.start
+            blocks_left -= min(blocks_left, part.num_blocks)
+            if not blocks_left:
+                break
+        self._under_way = _PartsUnderWay(
+            target,
+            before,
+            num_positions * len(target.order.layers),
+            self._budget_of(target, turn),
+            ends_round=target.rank == 2 and all(part.sent.position >= part.goal for part in waiting),
         )
-        part.sent.position, part.sent.turn = stop, self._num_turns
-        if target.rank == 2:
-            self._next_at = now + PAUSE_S
-        return [
-            SendKvPart(
-                target.order.to,
-                self.epoch,
-                self.lineage,
-                part.sequence,
-                layers,
-                part.start,
-                tuple(part.stored.history[part.start : stop]),
-                describe_sequence(part.stored.open) if part.start == 0 else None,
-            )
-        ]
+        return [SendKvParts(tuple(actions))]
 
-    def on_taken(self, event: KvPartTaken, now: float) -> None:
-        """Record what became of the part that was sent last."""
-        part, self._under_way = self._under_way, None
-        if part is None or part.target.order.to.to != event.to:
+    def _send(self, part: _Part, stop: int) -> SendKvPart:
+        order = part.target.order
+        item = describe_sequence(part.stored.open) if part.start == 0 else None
+        tokens = tuple(part.stored.history[part.start : stop])
+        return SendKvPart(order.to, self.epoch, self.lineage, part.sequence, order.layers, part.start, tokens, item)
+
+    def on_taken(self, event: KvPartsTaken, now: float) -> None:
+        """Record what became of the parts that were sent last."""
+        parts, self._under_way = self._under_way, None
+        if parts is None or parts.target.order.to.to != event.to:
             return
-        if not part.is_idle and part.target.rank in self._budgets:
-            self._budgets[part.target.rank].spend(event.took_s)
+        if parts.budget is not None:
+            parts.budget.spend(event.took_s)
         if not event.num_bytes:
-            part.sent.position = min(part.sent.position, part.before)
-            part.target.paused_until = now + FAILED_PAUSE_S
-            self.count("kv_parts_not_sent", 1)
+            for sent, position in parts.before:
+                sent.position = min(sent.position, position)
+            parts.target.paused_until = now + FAILED_PAUSE_S
+            self.count("kv_parts_not_sent", len(parts.before))
             return
-        position_s = event.took_s / part.num_layer_positions
+        if parts.ends_round:
+            parts.target.paused_until = now + max(PAUSE_S, min(MAX_PAUSE_S, event.took_s / ROUND_SHARE))
+        position_s = event.took_s / parts.num_layer_positions
         self._position_s = position_s if not self._position_s else 0.8 * self._position_s + 0.2 * position_s
-        self.count("kv_parts_sent", 1)
+        self.count("kv_parts_sent", len(parts.before))
         self.count("kv_bytes_sent", event.num_bytes)
         self.count("kv_sent_s", event.took_s)
 
-    def _find_part(self, turn: KvTurn, now: float) -> _Part | None:
+    def _find_parts(self, turn: KvTurn, now: float) -> list[_Part]:
+        """Return everything that can be sent to the target whose turn it is."""
         if not self.unsent or self._under_way is not None:
-            return None
+            return []
         ready = self._ready_targets(turn, now)
-        best: _Part | None = None
+        waiting: dict[CopyTarget, list[_Part]] = {}
         for sequence in list(self.unsent) if ready else ():
             parts = self._parts(sequence)
             if not parts:
                 del self.unsent[sequence]
             for part in parts:
-                if part.target.key in ready and (best is None or part.order < best.order):
-                    best = part
-        return best
+                if part.target.key in ready:
+                    waiting.setdefault(part.target.key, []).append(part)
+        return min(waiting.values(), key=lambda parts: parts[0].target.place, default=[])
 
     def _ready_targets(self, turn: KvTurn, now: float) -> set[CopyTarget]:
         """Return the targets to which something can be sent in this turn."""
-        allowed = {rank: turn.is_idle or budget.refill(now) for rank, budget in self._budgets.items()}
-        allowed[2] = allowed[2] and now >= self._next_at
+        for each in (*self._budgets.values(), self._idle_budget):
+            each.refill(now)
         return {
             key
             for key, target in self.targets.items()
-            if key[0] not in turn.blocked and now >= target.paused_until and allowed.get(target.rank, True)
+            if key[0] not in turn.blocked
+            and now >= target.paused_until
+            and ((budget := self._budget_of(target, turn)) is None or budget.left_s > 0.0)
         }
+
+    def _budget_of(self, target: _Target, turn: KvTurn) -> TimeBudget | None:
+        """Return the budget that pays for parts in this turn; None: they need none."""
+        if turn.is_idle:
+            return self._idle_budget if target.rank == 2 else None
+        return self._budgets.get(target.rank)
 
     def _parts(self, sequence: int) -> list[_Part]:
         """Return what remains to be sent of a sequence, by target."""
@@ -273,11 +319,13 @@ class KvSender:
                 parts.append(_Part(target, sequence, stored, sent.position // BLOCK * BLOCK, goal, sent))
         return parts
 
-    def _num_blocks(self, target: _Target) -> int:
+    def _max_blocks(self, target: _Target, turn: KvTurn) -> int:
+        """Return how many blocks can be read in this turn."""
         block_s = self._position_s * BLOCK * len(target.order.layers)
         if not block_s:
             return 1
-        return max(1, min(MAX_BLOCKS, int((PART_S if target.rank == 2 else URGENT_PART_S) / block_s)))
+        part_s = PART_S if target.rank == 2 and not turn.is_idle else LONG_PART_S
+        return max(1, min(MAX_BLOCKS, int(part_s / block_s)))
 
 
 def _edges(targets: Mapping[CopyTarget, _Target]) -> tuple[Edge, ...]:

@@ -154,8 +154,8 @@ class KvSpiller:
     def _may_write(self, turn: KvTurn, now: float) -> bool:
         if not self.unwritten or not turn.may_spill or self._under_way is not None:
             return False
-        has_time = self._budget.refill(now)
-        return turn.is_idle or has_time
+        self._budget.refill(now)
+        return turn.is_idle or self._budget.left_s > 0.0
 
     def _find_next(self) -> int | None:
         """Return the next sequence with a whole chunk that was not written."""

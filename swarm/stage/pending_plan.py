@@ -22,6 +22,7 @@ class PendingPlan:
     wanted: Prepare | None = None  # the plan to be activated next
     capacity: Capacity | None = None  # of ``wanted``, once it is loaded
     standby: tuple[LayerRange, ...] = ()  # standby layers: warm in addition to the layers of the plan in force
+    bits: str = ""  # of everything loaded, after the last load; workers with equal ones compute equal keys and values
     _loading: Prepare | KeepWarm | None = field(default=None, init=False)  # the order whose layers are loading now
     # the latest order for standby layers, until they are loaded
     _standby_order: KeepWarm | None = field(default=None, init=False)
@@ -74,16 +75,17 @@ class PendingPlan:
                 return self.on_loaded(epoch, capacity)
             case LoadFailed(epoch, reason, cant_reach):
                 return self.on_load_failed(epoch, reason, cant_reach)
-            case StandbyProgressed(layers, load_s):
-                return self.on_standby_progressed(layers, load_s)
-            case StandbyLoaded(layers, load_s, problem):
-                return self.on_standby_loaded(layers, load_s, problem)
+            case StandbyProgressed(layers, load_s, bits):
+                return self.on_standby_progressed(layers, load_s, bits)
+            case StandbyLoaded(layers, load_s, problem, bits):
+                return self.on_standby_loaded(layers, load_s, problem, bits)
 
     def on_loaded(self, epoch: int, capacity: Capacity) -> list[Action]:
         next_actions = self._finish_load()
         if next_actions is not None:
             return next_actions
         self.capacity = capacity
+        self.bits = capacity.bits
         fields = {
             "epoch": epoch,
             "layers": "" if self.wanted is None else str(self.wanted.layers),
@@ -105,6 +107,8 @@ class PendingPlan:
             resident_bytes=capacity.resident_bytes,
             kernels=capacity.kernels,
             bits=capacity.bits,
+            share_unit=capacity.share_unit,
+            share_mappings=capacity.share_mappings,
         )
         return SendToBroker(message)
 
@@ -145,35 +149,40 @@ class PendingPlan:
             return [StopStandby()] if isinstance(self._loading, KeepWarm) else []
         return self._load_standby(order)
 
-    def on_standby_progressed(self, standby: tuple[LayerRange, ...], load_s: float) -> list[Action]:
+    def on_standby_progressed(self, standby: tuple[LayerRange, ...], load_s: float, bits: str = "") -> list[Action]:
         """Report the standby layers that are warm so far. From then on the broker's plans may use them."""
         order = self._loading
         assert isinstance(order, KeepWarm)
-        self.standby = standby
-        return [
-            SendToBroker(
-                KeptWarm(epoch=order.epoch, incarnation=self.incarnation, layers=standby, wanted=standby, load_s=load_s)
-            )
-        ]
+        self.standby, self.bits = standby, bits
+        return [self._report_standby(order, standby, load_s)]
 
-    def on_standby_loaded(self, standby: tuple[LayerRange, ...], load_s: float, problem: str) -> list[Action]:
+    def on_standby_loaded(
+        self, standby: tuple[LayerRange, ...], load_s: float, problem: str, bits: str = ""
+    ) -> list[Action]:
         order, self._loading = self._loading, None
         assert isinstance(order, KeepWarm)
-        self.standby = standby
+        self.standby, self.bits = standby, bits
         actions: list[Action] = []
         if problem:
             actions.append(WriteStageLog("standby_not_loaded", "warning", {"reason": problem}))
-        wanted = order.layers
-        message = KeptWarm(
-            epoch=order.epoch, incarnation=self.incarnation, layers=standby, wanted=wanted, load_s=load_s
-        )
-        actions.append(SendToBroker(message))
+        actions.append(self._report_standby(order, order.layers, load_s))
         if self.wanted is not None:
             return actions + self._load(self.wanted)
         if self._standby_order is not None and self._standby_order is not order:
             return actions + self._load_standby(self._standby_order)
         self._standby_order = None
         return actions
+
+    def _report_standby(self, order: KeepWarm, wanted: tuple[LayerRange, ...], load_s: float) -> SendToBroker:
+        message = KeptWarm(
+            epoch=order.epoch,
+            incarnation=self.incarnation,
+            layers=self.standby,
+            wanted=wanted,
+            load_s=load_s,
+            bits=self.bits,
+        )
+        return SendToBroker(message)
 
     def _load_standby(self, order: KeepWarm) -> list[Action]:
         self._loading = order

@@ -247,7 +247,7 @@ class ReplayQueue:
             self.count("duplicate_replays", 1)
             return False
         item = next((item for item in step.open if item.sequence == row.sequence), None)
-        if row.sequence not in self.store.sequences and item is not None:
+        if item is not None and self.store.find_reserved(item) is None:
             self.store.open_empty(item, layers)
         if row.sequence not in self.store.sequences:
             self.count("late_replays", 1)  # the sequence was released while the chunk was on its way

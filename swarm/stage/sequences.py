@@ -207,7 +207,7 @@ class SequenceStore:
         return None
 
     def _open(self, item: Open, layers: LayerRange) -> str | None:
-        held = self.sequences.get(item.sequence)
+        held = self.find_reserved(item)
         if held is not None:  # opened again in a new epoch: the stored positions stay
             return self._open_again(held, item)
         position = item.shared if item.source is not None else 0
@@ -224,6 +224,15 @@ class SequenceStore:
             self.log.fork(item.sequence, item.source, position)
         self.sequences[item.sequence] = StoredSequence(item, list(item.tokens), [RangePosition(layers, position)])
         return None
+
+    def find_reserved(self, item: Open) -> StoredSequence | None:
+        """Return the stored sequence. One that was taken over from copies with another limit is released first: its
+        memory has another size, and the broker counts none of its positions."""
+        held = self.sequences.get(item.sequence)
+        if held is not None and held.is_adopted and held.open.limit != item.limit:
+            self.release(item.sequence)
+            return None
+        return held
 
     def _open_again(self, held: StoredSequence, item: Open) -> str | None:
         if held.is_adopted:
@@ -292,6 +301,7 @@ class SequenceStore:
         self.copies.drop_others(kept)
         for sequence in self.sequences:
             self._truncate(sequence, positions[sequence])
+            self.log.expect(sequence, layers.stop)
         for sequence in [copied for copied in self.copies.sequences if copied not in self.sequences]:
             self.copies.truncate(sequence, positions[sequence])
             if positions[sequence]:

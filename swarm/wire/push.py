@@ -79,16 +79,20 @@ class PushChannel:
 
         Buffers above 64 KB are not copied: do not write to them afterwards.
         """
+        return self.send_all((frames,))
+
+    def send_all(self, messages: Sequence[Sequence[Bytes]]) -> bool:
+        """Accept all these messages together, which takes one place in the queue; or none, like ``send``."""
         with self._lock:
             connected, session = self._socket, self._session
             if connected is None or len(self._unsent) >= self._queue:
                 return False
-            if session is not None and (self._unsent or sum(map(len, frames)) > _ENCRYPT_IN_BACKGROUND):
-                self._unsent.append(_Unsent(frames, session))
+            if session is not None and (self._unsent or _count_bytes(messages) > _ENCRYPT_IN_BACKGROUND):
+                self._unsent.append(_Unsent((), plain=messages, session=session))
             elif self._unsent:
-                self._unsent.append(_Unsent(encode_message(frames, None)))
+                self._unsent.append(_Unsent(_encode(messages, None)))
             else:
-                parts = encode_message(frames, session)
+                parts = _encode(messages, session)
                 try:
                     sent = connected.sendmsg(parts)
                 except (BlockingIOError, InterruptedError):
@@ -305,19 +309,40 @@ class PushChannel:
             return self._socket is sock
 
 
-class _Unsent:
-    """An unsent message, or the rest of one."""
+def _encode(messages: Sequence[Sequence[Bytes]], session: CurveSession | None) -> list[Bytes]:
+    return [part for frames in messages for part in encode_message(frames, session)]
 
-    def __init__(self, frames: Sequence[Bytes], session: CurveSession | None = None, sent: int = 0) -> None:
-        """``session``: encrypts the frames later. Without it ``frames`` are encoded already, and ``sent`` bytes of them
-        are sent."""
-        self._parts: list[Bytes] = [frame if len(frame) > _COPY_BELOW else bytes(frame) for frame in frames]
+
+def _count_bytes(messages: Sequence[Sequence[Bytes]]) -> int:
+    return sum(len(frame) for frames in messages for frame in frames)
+
+
+def _keep(frame: Bytes) -> Bytes:
+    """Copy a small frame, which its owner may write to again."""
+    return frame if len(frame) > _COPY_BELOW else bytes(frame)
+
+
+class _Unsent:
+    """Unsent messages that were accepted together, or the rest of them."""
+
+    def __init__(
+        self,
+        parts: Sequence[Bytes],
+        sent: int = 0,
+        *,
+        plain: Sequence[Sequence[Bytes]] = (),
+        session: CurveSession | None = None,
+    ) -> None:
+        """``parts`` are encoded already, and ``sent`` bytes of them are sent. ``session`` encrypts the messages in
+        ``plain`` later."""
+        self._parts = list(map(_keep, parts))
+        self._plain = [list(map(_keep, frames)) for frames in plain]
         self._session = session
         self._drop(sent)
 
     def encrypt(self) -> None:
         if self._session is not None:
-            self._parts, self._session = encode_message(self._parts, self._session), None
+            self._parts, self._session, self._plain = _encode(self._plain, self._session), None, []
 
     def write(self, connected: socket.socket) -> bool:
         """Write what the kernel accepts. Return whether everything is written. Raises OSError."""

@@ -2,9 +2,10 @@
 
 All builds of one version have exactly the same messages; a test compares each version with its schema digest
 (``schema``). A version only adds: kinds of messages, and fields with a default to existing kinds. A newer peer
-therefore understands every message of an older one, and leaves out what the older one lacks. A message that the older
-peer would misunderstand without the new field is not sent to it: encoding it raises an error that names the remedy.
-Small records (arrays) never get new fields; a new record replaces them.
+therefore understands every message of an older one, and leaves out what the older one lacks. (Version 4 has removed
+three kinds that no build had ever sent.) A message that the older peer would misunderstand without the new field is not
+sent to it: encoding it raises an error that names the remedy. Small records (arrays) never get new fields; a new record
+replaces them.
 
 Steps between stages are encoded in the version that defined them. When they change, ``Prepare`` must name the version.
 """
@@ -48,17 +49,22 @@ ADDED: Final[Mapping[int, Mapping[str, bool]]] = {
         "description.manifest.activations": True,
         "description.manifest.shared_bytes": True,
         "description.manifest.weights": True,
+        "activate.share_unit": False,
         "activated.copies": True,
+        "hello.bits": True,
         "hello.kv_endpoint": True,
         "hello.manifest.activations": False,
         "hello.manifest.shared_bytes": True,
         "hello.manifest.weights": False,
         "hello.spill_from": True,
+        "kept.bits": True,
         "kv_held": False,
         "kv_restored": False,
         "kv_part.open": False,
         "kv_part.sender": False,
         "kv_part.tokens": False,
+        "prepared.share_mappings": True,
+        "prepared.share_unit": True,
         "receive_kv": False,
         "restore_kv": False,
         "replay.more": False,

@@ -90,7 +90,7 @@ async def test_the_broker_is_killed_for_its_memory(bench: Bench, swarm: Swarm) -
             swarm.start_broker(3)
 
 
-@pytest.mark.parametrize("place", [*long(0), 1, -1], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("place", [*long(0), 1, *long(-1)], ids=["first", "middle", "last"])
 async def test_with_a_worker(bench: Bench, swarm: Swarm, place: int) -> None:
     """The survivors' layers stay where they are; what the dead one held is replayed."""
     async with bench.under_load(warm=60):
@@ -242,7 +242,7 @@ async def test_a_death_while_the_disk_is_full(model: Path, zygote: Zygote, tmp_p
 
 
 @needs_root
-@pytest.mark.parametrize("is_room_made", [False, True], ids=["stays-full", "room-is-made"])
+@pytest.mark.parametrize("is_room_made", [False, *long(True)], ids=["stays-full", "room-is-made"])
 async def test_the_broker_dies_while_the_disk_is_full(
     model: Path, zygote: Zygote, tmp_path: Path, expected: Answers, is_room_made: bool
 ) -> None:

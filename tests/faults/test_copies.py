@@ -26,7 +26,8 @@ def weights(request: pytest.FixtureRequest) -> dict[str, str]:
     return {"SWARM_WORKER__DTYPE": dtype} | quantized
 
 
-@pytest.fixture(scope="module", params=["neighbours", "none"], ids=["copies", "no copies"])
+# Deaths without copies: test_kills has them with plain weights, and long cases here with each type of weights.
+@pytest.fixture(scope="module", params=["neighbours", *long("none")], ids=["copies", "no copies"])
 def policy(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

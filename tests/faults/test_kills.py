@@ -29,11 +29,11 @@ async def test_a_stage_is_killed_in_decode(bench: Bench, place: int) -> None:
     [
         (-1, "step.sampled=kill@20"),
         (1, "step.arrived=kill@15"),
-        (1, "step.computes=abort@15"),
+        *long((1, "step.computes=abort@15")),
         (1, "step.computed=segfault@15"),
         (0, "step.sent=kill@15"),
         (1, "step.prefill=kill@2"),
-        (0, "step.prefill=exit@3"),
+        *long((0, "step.prefill=exit@3")),
     ],
 )
 async def test_an_end_at_a_place_of_a_step(bench: Bench, place: int, fault: str) -> None:

@@ -70,9 +70,9 @@ async def test_twenty_deaths_leave_nothing_behind(bench: Bench) -> None:
 async def _crash(bench: Bench, times: int) -> None:
     indexes = [0, 1, 4]
     for _ in range(times):
-        async with bench.under_load(cases=indexes, warm=3):
+        async with bench.under_load(cases=indexes, tokens=30, warm=3):
             bench.swarm.start_again("w1")
-    await bench.serving()
+        await bench.serving()  # so that a stage dies each time
 
 
 def _sizes(bench: Bench) -> dict[str, tuple[int, int, int]]:

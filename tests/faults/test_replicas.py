@@ -35,14 +35,29 @@ async def everything(client: AsyncClient) -> list[list[int]]:
     return await asyncio.gather(*(generate(client, index) for index in range(len(PROMPTS))))
 
 
+@pytest.fixture(scope="module")
+def expected(model: Path, zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> list[list[int]]:
+    """Answers of one worker."""
+
+    async def ask(swarm: Swarm) -> list[list[int]]:
+        async with AsyncClient(swarm.url, connect_timeout_s=60.0) as client:
+            await swarm.until_serving(client, 1)
+            return await everything(client)
+
+    with Swarm(model, tmp_path_factory.mktemp("undisturbed"), zygote) as swarm:
+        swarm.start(1)
+        return asyncio.run(ask(swarm))
+
+
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["first", "middle", "last"])
-async def test_only_what_copies_lack_is_replayed(model: Path, zygote: Zygote, tmp_path: Path, place: int) -> None:
+async def test_only_what_copies_lack_is_replayed(
+    model: Path, zygote: Zygote, tmp_path: Path, expected: list[list[int]], place: int
+) -> None:
     """Whichever stage dies: the same tokens, from keys and values that another worker computed."""
     with Swarm(model, tmp_path, zygote) as swarm:
         swarm.start(3)
         async with AsyncClient(swarm.url, connect_timeout_s=60.0) as client:
             await swarm.until_serving(client, 3)
-            expected = await everything(client)
             await swarm.until(client, "plan", lambda plan: len(plan.get("copies", ())) > 2)
             before = await figures(client)
             answers = asyncio.create_task(everything(client))

@@ -111,11 +111,17 @@ def tried(python: Path, packages: Path, cwd: Path) -> dict[str, Any]:
     return told
 
 
+# A wheel straight from the checkout is also built by the tests below, with little C in it.
 @needs_compiler
-@pytest.mark.parametrize("form", [Path, by_way_of_an_sdist], ids=["wheel", "sdist"])
+@pytest.mark.parametrize(
+    "form", [pytest.param(Path, marks=pytest.mark.long), by_way_of_an_sdist], ids=["wheel", "sdist"]
+)
 def test_an_installed_package_uses_its_kernels(form: Callable[[Path], Path], checkout: Path, tmp_path: Path) -> None:
-    """As the checkout does. Control: with another source beside it, the library is not used, and the reason is told."""
-    wheel, _ = wheel_of(form(checkout), tmp_path / "wheels")
+    """As the checkout does, and all sources compile without a warning. Control: with another source beside it, the
+    library is not used, and the reason is told."""
+    wheel, said = wheel_of(form(checkout), tmp_path / "wheels", CFLAGS="-Wall -Wextra -Werror")
+    assert "left out" not in said
+    assert "-Werror" in said
     python, packages = in_a_fresh_environment(wheel, tmp_path / "an environment")
     assert (packages / "swarm" / "gateway" / "console" / "page" / "index.html").is_file()  # files that are no code
     assert (packages / "swarm" / "systemd" / "units" / "swarm-broker.socket").is_file()

@@ -19,10 +19,11 @@ from swarm.stage import actions as act
 from swarm.stage.core import StageCore, StageSettings
 from swarm.stage.events import OrderArrived
 from swarm.stage.executor import KvData
+from swarm.stage.shell import kv_receiver
 from swarm.stage.shell.compute import ComputeThread
 from swarm.stage.shell.connections import PeerConnector, StepListener
 from swarm.stage.shell.kv_channels import MAX_PART_BYTES
-from swarm.stage.shell.kv_receiver import MAX_PARTS, KvReceiver
+from swarm.stage.shell.kv_receiver import KvReceiver
 from swarm.stage.shell.vitals import Vitals
 from swarm.testing import FakeExecutor, fake_manifest
 from swarm.wire import tensors
@@ -314,10 +315,18 @@ def test_a_full_receiver_blocks_its_sender_only(monkeypatch: pytest.MonkeyPatch)
         worker.close()
 
 
-def test_few_parts_wait_for_the_compute_thread(workers: tuple[Worker, Worker]) -> None:
+@pytest.mark.parametrize("limited", ["parts", "bytes"])
+def test_few_parts_wait_for_the_compute_thread(
+    limited: str, workers: tuple[Worker, Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is not taken is not read: it stays with the kernel, and with the sender."""
     sender, arrived = workers[0], threading.Event()
     sender.compute(1, 0, 32)
+    most, num_bytes = 4, len(part_of(sender)[1])
+    monkeypatch.setattr(kv_receiver, "MAX_PARTS", most if limited == "parts" else kv_receiver.MAX_PARTS)
+    monkeypatch.setattr(
+        kv_receiver, "MAX_BYTES", (most - 1) * num_bytes + 1 if limited == "bytes" else kv_receiver.MAX_BYTES
+    )
     copies, failed = listener(None), queue.Queue[BaseException]()
     receiver = KvReceiver(copies, SystemClock(), fits=lambda _: True, on_part=arrived.set, on_crash=failed.put)
     receiver.start()
@@ -325,12 +334,12 @@ def test_few_parts_wait_for_the_compute_thread(workers: tuple[Worker, Worker]) -
     assert push.wait(PATIENCE_S)
     while num_sent < 20:
         num_sent += push.send(DATA.encode(*part_of(sender)))
-    until(lambda: receiver.num_parts == MAX_PARTS)
+    until(lambda: receiver.num_parts == most)
     arrived.clear()
     assert not arrived.wait(0.2)
     for number in range(20):
         until(lambda: receiver.has_parts)
-        assert receiver.num_parts <= number + MAX_PARTS
+        assert receiver.num_parts <= number + most
         assert receiver.take() is not None
     assert receiver.take() is None
     assert receiver.num_parts == 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,29 @@ async def ask(client: AsyncClient, on_token: Callable[[int], None] = lambda _: N
     return [(choice.tokens, choice.logprobs) for done in pieces.completions for choice in done.choices]
 
 
+@pytest.fixture(scope="module")
+def expected(random_llama: Path, zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
+    """Answers of one worker."""
+
+    async def ask_alone(swarm: Processes) -> list[tuple[Any, ...]]:
+        async with AsyncClient(swarm.url, connect_timeout_s=60) as client:
+            await swarm.until_serving(client, 1)
+            return await ask(client)
+
+    with Processes(random_llama, tmp_path_factory.mktemp("undisturbed"), launch=zygote) as swarm:
+        swarm.start(1)
+        return asyncio.run(ask_alone(swarm))
+
+
 def _all_warm(workers: list[dict[str, Any]]) -> bool:
     """Whether each of two stages keeps the other's layers."""
     return all(worker["standby"] == [other["layers"]] for worker, other in zip(workers, workers[::-1], strict=True))
 
 
 @pytest.mark.parametrize("lost", [0, 1], ids=["first", "last"])
-async def test_a_loss_costs_the_last_positions(random_llama: Path, zygote: Zygote, tmp_path: Path, lost: int) -> None:
+async def test_a_loss_costs_the_last_positions(
+    random_llama: Path, zygote: Zygote, tmp_path: Path, expected: list[tuple[Any, ...]], lost: int
+) -> None:
     """The survivor takes over with the copies that it holds: the same tokens and logprobs to the last bit, and the
     replay computes a few blocks of each sequence at most: the parts of fast models follow each other with a pause."""
     with Processes(random_llama, tmp_path, launch=zygote, options={"SWARM_BROKER__PREFIX_CACHE": "false"}) as swarm:
@@ -45,7 +62,6 @@ async def test_a_loss_costs_the_last_positions(random_llama: Path, zygote: Zygot
         async with AsyncClient(swarm.url, connect_timeout_s=60) as client:
             await swarm.until_serving(client, 2)
             await swarm.until(client, "nodes", lambda report: _all_warm(report["workers"]))
-            expected = await ask(client)
             doomed = [stage["worker"] for stage in (await client.query("plan"))["stages"]][lost]
             got = await ask(client, lambda num: swarm.kill(doomed) if num == NUM_REQUESTS * WARM else None)
             assert got == expected

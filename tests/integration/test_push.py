@@ -88,6 +88,28 @@ def test_all_of_many_messages_arrive_in_order(is_locked: bool) -> None:
     pull.close()
 
 
+@pytest.mark.parametrize("is_locked", [False, True], ids=["PLAIN", "CURVE"])
+def test_messages_sent_together_arrive_one_by_one_and_take_one_place(is_locked: bool) -> None:
+    """Whether the kernel takes them at once or not; and none is accepted while the queue is full."""
+    pull = PullChannel(HOST, LIMIT, auth=AuthPolicy(DOOR, lambda _: True) if is_locked else None)
+    push = PushChannel(pull.endpoint, 2, pair=ME)
+    batches = [
+        [[b"%d %d" % (number, part), bytes([part]) * size] for part in range(5)]
+        for number, size in enumerate((10, 3_000_000, 10, 3_000_000))
+    ]
+    assert sent(push, pull, b"connected") == [b"connected"]
+    assert [push.send_all(batch) for batch in batches] == [True, True, True, False]
+    for batch in batches:
+        if batch is batches[3]:
+            assert push.wait(SOON_S)
+            assert push.send_all(batch)
+        for frames in batch:
+            assert pull.wait(SOON_S)
+            assert [bytes(frame) for frame in pull.receive() or []] == frames
+    push.close()
+    pull.close()
+
+
 def test_who_closes_while_nobody_is_there_waits_for_nobody() -> None:
     with socket.socket() as deaf:  # it has the port, and does not listen
         deaf.bind((HOST, 0))

@@ -65,7 +65,15 @@ CASES = {
     "mixed": Case("tiny-mixed.gguf", "bfloat16", {}, ("Q4_K", "Q6_K", "Q8_0")),
     "mixed, int8 rows": Case("tiny-mixed.gguf", "bfloat16", INT8_ROWS, ("Q4_K", "Q6_K", "Q8_0")),
 }
-cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def pick_cases(*names: str) -> pytest.MarkDecorator:
+    """Test these cases, and the others in a long check. Two tests have unlike cases, so that each type of weights and
+    of activations is in one of them."""
+    return pytest.mark.parametrize(
+        "case",
+        [pytest.param(case, id=name, marks=() if name in names else pytest.mark.long) for name, case in CASES.items()],
+    )
 
 
 def choose_type(name: str, _: object) -> Type:
@@ -117,7 +125,7 @@ async def nodes(client: AsyncClient) -> list[dict[str, Any]]:
 
 
 @needs_kernels
-@cases
+@pick_cases("int4", "mixed, int8 rows")
 async def test_the_same_tokens_in_every_swarm(
     case: Case, files: dict[str, Path], zygote: Zygote, tmp_path: Path
 ) -> None:
@@ -145,7 +153,7 @@ async def test_the_same_tokens_in_every_swarm(
 
 
 @needs_two
-@cases
+@pick_cases("int4, int8 rows", "mixed")
 async def test_layers_move_between_unlike_kernels(
     case: Case, files: dict[str, Path], zygote: Zygote, tmp_path: Path
 ) -> None:

@@ -23,7 +23,8 @@ PROMPTS = [[5], [3 + 7 * j % 200 for j in range(33)], [*BEGINNING, 7, 9], [*BEGI
 SAMPLING: list[dict[str, Any]] = [{"temperature": 0.0, "logprobs": 2}, {"temperature": 0.9, "seed": 11, "logprobs": 1}]
 Answer = list[tuple[tuple[int, ...], tuple[Any, ...]]]
 
-# Kind of model, and format of its files, with the name in a worker's description.
+# Kind of model, and format of its files, with the name in a worker's description. Those that become the same kernels'
+# formats as another one are long: test_quantized_files has the logits of each.
 FORMATS = {
     "GPTQ in order of activations": ("llama", "gptq in order of activations", "GPTQ int4"),
     "AWQ": ("llama", "awq", "AWQ int4"),
@@ -45,7 +46,13 @@ async def all_at_once(client: AsyncClient) -> list[Answer]:
     return await asyncio.gather(*(ask(client, index) for index in range(len(PROMPTS))))
 
 
-@pytest.mark.parametrize(("kind", "format_", "name"), FORMATS.values(), ids=FORMATS)
+LONG = ("AWQ", "compressed-tensors", "experts in GPTQ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "format_", "name"),
+    [pytest.param(*case, id=key, marks=pytest.mark.long if key in LONG else ()) for key, case in FORMATS.items()],
+)
 async def test_the_same_answers_however_they_are_computed(
     kind: str, format_: str, name: str, zygote: Zygote, tmp_path: Path
 ) -> None:

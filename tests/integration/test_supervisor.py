@@ -440,8 +440,12 @@ def test_a_worker_that_dies_before_its_number_is_known_is_started_again(supervis
 
 @nurseries
 def test_a_nursery_that_dies_before_it_names_a_worker_takes_it_along(supervise: Supervise) -> None:
-    """Another one is started instead, so that there is one of this name, and the supervisor is its parent."""
-    swarm = supervise(1, "obedient", "before")
+    """Another one is started instead, so that there is one of this name, and the supervisor is its parent.
+
+    The children are "forgetful": a worker that ran too early would not die with the process between it and its
+    nursery, so the test finds it.
+    """
+    swarm = supervise(1, "forgetful", "before")
     _, nursery, number = _halted_at_a_birth(swarm)
     newborn = psutil.Process(number)
     os.kill(nursery.pid, signal.SIGKILL)

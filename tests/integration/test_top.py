@@ -17,19 +17,17 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import pytest
 
-from swarm import AsyncClient, Client
+from swarm import AsyncClient, Client, failpoints
 from swarm.demo import model_path
 from swarm.errors import RequestCancelled
 from swarm.wire.messages import Report
 from tests.faults.zygote import Zygote
 from tests.integration.fake_broker import FakeBroker
-from tests.integration.gateway import Served
 from tests.integration.processes import Processes
 
 SWARMCTL = [sys.executable, "-c", "from swarm.ctl.main import main; main()"]
@@ -166,12 +164,24 @@ def holds(text: str) -> Callable[[list[str]], bool]:
     return lambda lines: any(text in line for line in lines)
 
 
-def test_top_of_a_real_swarm(served: Served) -> None:
+@pytest.fixture(scope="module")
+def swarm(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    """Two stages that compute a hundred tokens a second at most, so that an answer lasts while keys are pressed."""
+    with Processes(model_path(), tmp_path_factory.mktemp("top"), launch=zygote) as swarm:
+        swarm.start_broker(2, **{failpoints.VARIABLE: "broker.dispatch=stall:0.01@1+"})
+        for name in ("w0", "w1"):
+            swarm.start_worker(name)
+        asyncio.run(two_stages(swarm))
+        yield swarm
+
+
+def test_top_of_a_real_swarm(swarm: Processes) -> None:
     """Stages as a chain; a question that is not answered with yes does nothing; a request is cancelled; it fits when
     the terminal gets another size; q gives the terminal back."""
-    url = served.swarm.url
+    url = swarm.url
     with Client(url) as client, Terminal([*SWARMCTL, "top", "--every", "0.2", "--url", url]) as terminal:
-        stream = client.stream("Once upon a time", max_tokens=400, ignore_eos=True, tenant="somebody")
+        terminal.until(lambda lines: lines[5].startswith("> w"))
+        stream = client.stream("Once upon a time", max_tokens=1900, ignore_eos=True, tenant="somebody")
         next(stream)
         lines = terminal.until(holds("somebody"))
         assert lines[0].startswith("swarm  serving village")
@@ -183,7 +193,7 @@ def test_top_of_a_real_swarm(served: Served) -> None:
         terminal.press("n")
         terminal.until(holds("cancelled"))
         terminal.press("jj")
-        [line] = [line for line in terminal.until(lambda lines: lines[8].startswith(">")) if "somebody" in line]
+        line = terminal.until(lambda lines: lines[8].startswith("> ") and "somebody" in lines[8])[8]
         terminal.press("c")
         terminal.until(holds(f"cancel request {line.split()[1]}?"))
         terminal.press("y")
@@ -201,34 +211,34 @@ def test_top_of_a_real_swarm(served: Served) -> None:
         assert not any(row.get("steered") for row in client.query("nodes")["workers"])  # type: ignore[attr-defined]
 
 
-def test_a_worker_is_drained_by_a_yes_and_comes_back(zygote: Zygote, tmp_path: Path) -> None:
+def test_a_worker_is_drained_by_a_yes_and_comes_back(swarm: Processes) -> None:
     """d and y: the others take its layers while an answer goes on, and it is marked; u takes that back."""
-    with Processes(model_path(), tmp_path, launch=zygote) as swarm:
-        swarm.start(2)
-        asyncio.run(two_stages(swarm))
-        with (
-            Client(swarm.url) as client,
-            Terminal([*SWARMCTL, "top", "--every", "0.2", "--url", swarm.url]) as terminal,
-        ):
-            stream = client.stream("Once upon a time", max_tokens=200, ignore_eos=True)
-            next(stream)
-            name = terminal.until(lambda lines: lines[5].startswith("> w"))[5].split()[1]
-            terminal.press("d")
-            terminal.until(holds(f"drain worker {name}? y: yes"))
-            terminal.press("y")
-            terminal.until(lambda lines: lines[3].count("[") == 1 and f"[{name} " not in lines[3])
-            [line] = [line for line in terminal.shown if line.startswith(f"> {name} ")]
-            assert "drained" in line
-            assert terminal.shown[-1] == f"drain {name}: done"
-            terminal.press("u")
-            lines = terminal.until(lambda lines: lines[-1] == f"uncordon {name}: done" and not holds("drained")(lines))
-            assert holds(f"> {name} ")(lines)
-            for _ in stream:
-                pass
-            assert stream.completion is not None
-            assert stream.completion.finish_reason == "length"
-            terminal.press("q")
-            assert terminal.ends() == 0
+    with (
+        Client(swarm.url) as client,
+        Terminal([*SWARMCTL, "top", "--every", "0.2", "--url", swarm.url]) as terminal,
+    ):
+        stream = client.stream("Once upon a time", max_tokens=200, ignore_eos=True)
+        next(stream)
+        name = terminal.until(lambda lines: lines[5].startswith("> w"))[5].split()[1]
+        terminal.press("d")
+        terminal.until(holds(f"drain worker {name}? y: yes"))
+        terminal.press("y")
+
+        def is_drained(lines: list[str]) -> bool:
+            [line] = [line for line in lines if line.startswith(f"> {name} ")] or [""]
+            is_without = lines[3].count("[") == 1 and f"[{name} " not in lines[3]
+            return is_without and "drained" in line and lines[-1] == f"drain {name}: done"
+
+        terminal.until(is_drained)
+        terminal.press("u")
+        lines = terminal.until(lambda lines: lines[-1] == f"uncordon {name}: done" and not holds("drained")(lines))
+        assert holds(f"> {name} ")(lines)
+        for _ in stream:
+            pass
+        assert stream.completion is not None
+        assert stream.completion.finish_reason == "length"
+        terminal.press("q")
+        assert terminal.ends() == 0
 
 
 async def two_stages(swarm: Processes) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarm.stage.attention import racks
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import CELL, round_up
 from swarm.stage.engine import torch_executor
@@ -75,6 +77,49 @@ def test_what_is_held_stays_while_it_grows_and_shrinks() -> None:
     keys, values = region.read(0, 320)
     assert torch.equal(keys, written[:, :320])
     assert torch.equal(values, -written[:, :320])
+
+
+def test_a_rack_is_resized_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory ends at the second of three layers: nothing is counted and everything is readable as before, and the
+    next attempt succeeds. A sequence that is made shorter needs no memory for that."""
+    arena = KvArena(torch.device("cpu"))
+    arena._has_pages, arena._num_slots = False, 1
+    written = torch.randn(HEADS, 300, SIZE, generator=torch.Generator().manual_seed(4))
+    original, calls = racks.new_buffer, list[int]()
+
+    def fail_second(*args: Any) -> racks.LayerBuffer:
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("CUDA out of memory")
+        return original(*args)
+
+    def write(start: int, stop: int) -> None:
+        arena.mark_used(Row(1, start, stop - start, False))
+        for layer in range(3):
+            part = written[:, start:stop]
+            arena.ensure_region(1, layer, part, part).write(start, part, -part)
+
+    def check(stop: int, allocated: int) -> None:
+        assert arena.used == arena._sequences[1].rack.positions == allocated
+        for layer in range(3):
+            region = arena.region(1, layer)
+            assert region is not None
+            assert region.keys.shape[1] * region.layouts[0].unit == allocated
+            keys, values = region.read(0, stop)
+            assert torch.equal(keys, written[:, :stop])
+            assert torch.equal(values, -written[:, :stop])
+
+    arena.open(1, 300)
+    write(0, 100)
+    monkeypatch.setattr(racks, "new_buffer", fail_second)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        arena.mark_used(Row(1, 100, 200, False))
+    check(100, 128)
+    write(100, 300)
+    check(300, 384)
+    calls.clear()
+    arena.shrink(1, 100)
+    check(100, 128)
 
 
 MOVES = st.lists(

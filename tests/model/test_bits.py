@@ -21,7 +21,7 @@ import pytest
 import torch
 
 from swarm.stage import native
-from swarm.stage.attention import arena, sharing, tiles
+from swarm.stage.attention import sharing, tiles
 from swarm.stage.engine import forward
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch
@@ -124,15 +124,17 @@ def after_a_prefix_hit(position: int, served: Served) -> tuple[int, torch.Tensor
 
 def sharing_a_prefix(served: Served) -> tuple[int, torch.Tensor]:
     """It begins on the pages of another one, as far as they are whole."""
-    with patch.object(arena, "MIN_SHARED", 1):
+    with patch.object(sharing, "MIN_SHARED", 1):
         pipeline = served.pipeline(2)
         pipeline.open(7)
         pipeline.logits((7, 0, TOKENS[:135]))
         for stage in pipeline.stages:
             stage.fork(MINE, 7, 128, 512)
-            held = stage._arena._sequences[MINE]
-            unit = sharing.shared_unit(held.rack.buffers.values())
-            assert held.shared.stop == (0 if unit == 0 or not sharing.can_share() else 128 // unit * unit)
+            buffers = list(stage._arena._sequences[MINE].rack.buffers.values())
+            like = buffers[0]
+            unit = sharing.chunk_positions([each.shape for each in buffers], like.layouts, like.keys.itemsize)
+            assert stage._transfers.sharing(stage._active_stage().layers)[0] == (unit if stage._arena.can_share else 0)
+            assert stage._arena.shared_stop(MINE) == (128 // unit * unit if stage._arena.can_share else 0)
     pieces = []
     for at in range(128, len(TOKENS)):  # both write on
         rows = [(MINE, at, TOKENS[at : at + 1])]

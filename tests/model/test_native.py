@@ -1,4 +1,4 @@
-"""The kernels in C as a library: built, clean, safe to share between threads, and possible to do without."""
+"""The kernels in C as a library: there, safe to share between threads, and possible to do without."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,19 +31,6 @@ SOURCES = Path(native.__file__).parent
 FLAGS = Path("/proc/cpuinfo")
 
 needs_library = pytest.mark.skipif(native.library() is None, reason=f"no native kernels: {native.unavailable_reason()}")
-
-
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_the_sources_compile_without_a_warning(tmp_path: Path) -> None:
-    """With the package's own arguments and the compiler's usual complaints as errors."""
-    table = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-    (extension,) = table["tool"]["setuptools"]["ext-modules"]
-    strict = ["-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-I{SOURCES}"]
-    every = [path for path in sources.sources(SOURCES) if path.suffix == ".c"]
-    has = [f"-DSWARM_HAS_{path.stem.upper()}" for path in every if path.parent.name == sources.VARIANTS]
-    macros = ['-DSWARM_NATIVE_SOURCES=""', *has]
-    command = ["cc", *extension["extra-compile-args"], *strict, *macros, *map(str, every)]
-    subprocess.run([*command, "-o", str(tmp_path / "native.so")], check=True, timeout=240)
 
 
 @pytest.mark.skipif(

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.stage import native
-from swarm.stage.attention import arena as arena_module
-from swarm.stage.attention import sharing
+from swarm.stage.attention import shared_slots, sharing
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import round_up
 from swarm.stage.attention.racks import KvShape
@@ -66,8 +65,8 @@ def test_a_shared_prefix_has_the_bits_of_a_copy(dtype: torch.dtype, plain: bool)
         before = read(arena, 0, 900)
         arena.fork(1, 0, 800, LIMIT)
         arena.fork(2, 0, 800, LIMIT, may_share=False)
-        assert arena._sequences[1].shared.stop >= 640  # not a copy
-        assert arena._sequences[2].shared.stop == 0
+        assert arena.shared_stop(1) >= 640  # not a copy
+        assert arena.shared_stop(2) == 0
         assert torch.equal(read(arena, 1, 800), read(arena, 2, 800))
         assert torch.equal(read(arena, 0, 900), before)
 
@@ -84,24 +83,39 @@ def test_a_prefix_counts_once() -> None:
 
 
 def test_a_prefix_takes_memory_once() -> None:
-    """Private and file pages of this process, as the kernel counts them in proportion to the mappings."""
+    """Private and file pages behind the arena's addresses, as the kernel counts them in proportion to the mappings."""
     arena = KvArena(CPU)
     arena.open(0, LIMIT)
     write(arena, 0, 0, 1024, seed=1)
     arena.fork(1, 0, 1024, LIMIT)
     read(arena, 1, 1024)
-    before = _proportional_kib()
+    before = _proportional_kib(arena)
+    per_sequence = sum(shape.numbers for shape in SHAPES) * 2 * 1024 // 1024
+    assert before >= per_sequence
     for sequence in range(2, 31):
         arena.fork(sequence, 0, 1024, LIMIT)
         read(arena, sequence, 1024)
-    per_sequence = sum(shape.numbers for shape in SHAPES) * 2 * 1024 // 1024
-    assert _proportional_kib() - before < 2 * per_sequence  # 29 copies would take fifteen times as much
+    assert _proportional_kib(arena) - before < 2 * per_sequence  # 29 copies would take fifteen times as much
 
 
-def _proportional_kib() -> int:
-    """Return this process's memory without that of libraries, whose share depends on other processes."""
-    with open("/proc/self/smaps_rollup") as lines:
-        return sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
+def _proportional_kib(arena: KvArena) -> int:
+    """Return the memory behind the arena's addresses only: what else this process does must not count."""
+    ranges = [
+        range(tensor.data_ptr(), tensor.data_ptr() + len(pages))
+        for rack in arena._racks
+        for buffer in rack.buffers.values()
+        for tensor, pages in zip((buffer.keys, buffer.values), buffer.pages, strict=True)
+    ]
+    total, is_own = 0, False
+    with open("/proc/self/smaps") as lines:
+        for line in lines:
+            name, *rest = line.split()
+            if name == "Pss:":
+                total += int(rest[0]) if is_own else 0
+            elif not name.endswith(":"):
+                start, stop = (int(address, 16) for address in name.split("-"))
+                is_own = any(start < own.stop and own.start < stop for own in ranges)
+    return total
 
 
 def test_what_is_written_after_a_fork_shows_in_no_other_sequence() -> None:
@@ -160,9 +174,9 @@ def test_a_fork_of_a_fork_shares_with_both() -> None:
     shared_with(arena, 1)
     write(arena, 1, 800, 224, seed=2)
     arena.fork(4, 1, 1000, LIMIT)
-    assert arena._sequences[4].shared.stop == 768  # less than the least prefix follows, so it is copied
+    assert arena.shared_stop(4) == 768  # less than the least prefix follows, so it is copied
     arena.fork(2, 1, 1024, LIMIT)
-    assert arena._sequences[2].shared.stop == 1024
+    assert arena.shared_stop(2) == 1024
     assert torch.equal(read(arena, 4, 1000), read(arena, 1, 1000))
     arena.truncate(0, 500)
     write(arena, 0, 500, 500, seed=7)
@@ -181,6 +195,85 @@ def test_what_a_shrunken_sequence_gave_up_reads_as_zeros() -> None:
     assert not after.any()
     assert torch.equal(read(arena, 1, 800), prefix)
     assert arena.used == 384 + 768 + 32
+
+
+def _file_bytes(arena: KvArena) -> int:
+    """Memory of the arena's file, of which only written pages count."""
+    file = None if arena._shared._file is None else arena._shared._file()
+    return 0 if file is None else os.fstat(file._file).st_blocks * 512
+
+
+POSITION_BYTES = sum(shape.numbers for shape in SHAPES) * 2
+
+
+def test_a_chunk_is_freed_with_its_last_holder() -> None:
+    arena = KvArena(CPU)
+    arena.open(0, LIMIT)
+    write(arena, 0, 0, 1024, seed=1)
+    arena.fork(1, 0, 1024, LIMIT)
+    arena.fork(2, 0, 300, LIMIT)
+    prefix = read(arena, 2, 300)
+    assert _file_bytes(arena) == 1024 * POSITION_BYTES
+    arena.release(0)
+    assert _file_bytes(arena) == 1024 * POSITION_BYTES
+    arena.release(1)
+    assert _file_bytes(arena) == 256 * POSITION_BYTES
+    assert torch.equal(read(arena, 2, 300), prefix)
+    assert arena.used == 320
+
+
+def test_forks_share_alike_in_any_order() -> None:
+    """Also if a short one comes before a long one."""
+    for order in permutations((300, 800, 600)):
+        arena = KvArena(CPU)
+        arena.open(0, LIMIT)
+        write(arena, 0, 0, 900, seed=1)
+        before = read(arena, 0, 900)
+        for position in order:
+            arena.fork(position, 0, position, LIMIT)
+        assert [arena.shared_stop(each) for each in (300, 600, 800)] == [256, 512, 768]
+        assert _file_bytes(arena) == 768 * POSITION_BYTES
+        for position in order:
+            assert torch.equal(read(arena, position, 256), read(arena, 0, 256))
+        assert torch.equal(read(arena, 0, 900), before)
+
+
+@pytest.mark.parametrize("source", [0, 1])
+def test_a_new_plan_counts_in_full_until_sequences_are_forked_again(source: int) -> None:
+    """Its pages stay shared until then; a sequence that is forked again gets pages of its own first."""
+    arena = KvArena(CPU)
+    shared_with(arena, 2)
+    before = [read(arena, sequence, 800) for sequence in range(3)]
+    arena.start_sharing(384)
+    assert arena.used == round_up(900) + 2 * 800
+    assert _file_bytes(arena) == 768 * POSITION_BYTES
+    arena.fork(5, source, 800, LIMIT)
+    assert arena.shared_stop(5) == 768
+    assert arena.used == round_up(900) + 2 * 800 + 32
+    assert _file_bytes(arena) == 2 * 768 * POSITION_BYTES  # of the others, which count in full, and of these two
+    for sequence in range(3):
+        assert torch.equal(read(arena, sequence, 800), before[sequence])
+    for sequence in {0, 1, 2} - {source}:
+        arena.release(sequence)
+    assert _file_bytes(arena) == 768 * POSITION_BYTES
+    assert torch.equal(read(arena, 5, 800), before[source])
+
+
+def test_a_plan_after_many_others_leaves_mappings_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    arena = KvArena(CPU)
+    shared_with(arena, 3)
+    before = read(arena, 2, 800)
+    monkeypatch.setattr(shared_slots, "max_ranges", lambda: 2 * 24)
+    arena.start_sharing(256)
+    assert sum(bool(held.mappings.runs) for held in arena._sequences.values()) == 2
+    assert torch.equal(read(arena, 2, 800), before)
+
+
+def test_layers_that_leave_give_back_their_part_of_the_file() -> None:
+    arena = KvArena(CPU)
+    shared_with(arena, 2)
+    arena.keep_layers(LayerRange(1, 2))
+    assert _file_bytes(arena) == 768 * SHAPES[1].numbers * 2
 
 
 def test_layers_that_come_and_go_leave_the_others() -> None:
@@ -206,6 +299,7 @@ def test_copies_of_other_layers_are_not_shared() -> None:
     arena.write_positions(0, other, (0, 640), flat, shapes=SHAPES[:1], active=LAYERS)
     arena.fork(1, 0, 800, LIMIT)
     arena.write_positions(1, other, (0, 640), -flat, shapes=SHAPES[:1], active=LAYERS)
+    assert arena.shared_stop(1) == 768  # the broker counts on it, whatever copies arrive
     assert torch.equal(arena.read_positions(0, other, 0, 640), flat)
     assert torch.equal(arena.read_positions(1, other, 0, 640), -flat)
     arena.drop_copies(1, other)
@@ -232,7 +326,7 @@ def test_where_nothing_can_be_mapped_prefixes_are_copied(limit: str, monkeypatch
     elif limit == "mappings":
         monkeypatch.setattr(sharing, "map_pages", refuse)
     else:
-        monkeypatch.setattr(arena_module, "MAX_RANGES", 30)
+        monkeypatch.setattr(shared_slots, "max_ranges", lambda: 30)
     arena = KvArena(CPU)
     shared_with(arena, 2)
     assert torch.equal(read(arena, 1, 800), read(arena, 0, 800))
@@ -254,7 +348,7 @@ def test_a_process_that_is_forked_writes_for_itself_only() -> None:
 
 MOVES = st.lists(
     st.tuples(
-        st.sampled_from(["fork", "fork", "write", "truncate", "shrink", "release"]),
+        st.sampled_from(["fork", "fork", "fork", "write", "truncate", "shrink", "release", "plan"]),
         st.integers(0, 3),
         st.integers(0, 3),
         st.integers(1, LIMIT),
@@ -283,12 +377,22 @@ def test_an_arena_that_shares_holds_what_one_that_copies_holds(moves: list[tuple
             ends[sequence] = LIMIT if sequence not in ends else _limit(sharing_arena, sequence)
         elif move in ("truncate", "shrink") and sequence in ends:
             ends[sequence] = min(ends[sequence], position)
+        if move == "plan":
+            sharing_arena.start_sharing(position // UNIT * UNIT)
         assert 0 <= sharing_arena.used <= copying.used
+        assert _file_bytes(sharing_arena) == _mapped_bytes(sharing_arena) <= sharing_arena.used * POSITION_BYTES
         for held, stop in ends.items():
             assert (stop == 0) or torch.equal(read(sharing_arena, held, stop), read(copying, held, stop))
     for held in list(ends):
         sharing_arena.release(held)
     assert sharing_arena.used == 0
+
+
+def _mapped_bytes(arena: KvArena) -> int:
+    """Memory of the chunks that are mapped over at least one slot."""
+    runs = [run for held in arena._sequences.values() for run in held.mappings.runs]
+    chunks = {(pages, at) for pages, stop in runs for at in range(pages.start, stop, pages.unit)}
+    return sum(pages.unit for pages, _ in chunks) * POSITION_BYTES
 
 
 def _limit(arena: KvArena, sequence: int) -> int:

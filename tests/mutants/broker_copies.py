@@ -28,9 +28,9 @@ MUTANTS = (
     Mutant(
         name="copies-of-other-bits",
         breaks="A worker whose kernels compute other bits is chosen to hold copies.",
-        target="swarm.broker.recovery.kv_copies:_can_copy",
-        old="and (own == others or not others)",
-        new="and (own == others or True)",
+        target="swarm.broker.recovery.kv_holders:_can_copy",
+        old="and bits == reported_bits(state, holder.incarnation)",
+        new="and True",
         caught_by="tests/unit/broker/recovery/test_kv_copies.py::test_to_whom_nothing_is_copied",
     ),
     Mutant(

@@ -169,7 +169,7 @@ MUTANTS = (
         name="copies-outlive-their-migration",
         breaks="Workers go on copying for a plan that was given up.",
         target="swarm.broker.recovery.migration:Migration.cancel",
-        old="self._order()",
+        old="self.order()",
         new="pass",
         caught_by="tests/unit/broker/recovery/test_migration.py::test_receiver_refuses",
     ),

@@ -167,4 +167,28 @@ MUTANTS = (
         new="if blocked is not None and not blocked.is_tested:",
         caught_by="tests/unit/broker/recovery/test_ways.py::test_a_way_is_tried_again_the_later_the_more_often_that_was_in_vain",
     ),
+    Mutant(
+        name="sharing-outlives-its-epoch",
+        breaks="Sequences count as sharing after a change of plan, in layers that are computed again.",
+        target="swarm.broker.state.state:State.clear_stages",
+        old="self.shared.clear(self.plans.share_unit if self.prefix.rules.is_enabled else 0)",
+        new="self.shared.unit = self.plans.share_unit",
+        caught_by="tests/unit/broker/steps/test_sharing.py::test_a_plan_with_room_for_all_keeps_all",
+    ),
+    Mutant(
+        name="one-stage-may-not-share",
+        breaks="Positions count once although one stage can't share them.",
+        target="swarm.broker.state.plans:PlanState.share_unit",
+        old="unit = lcm(BLOCK, *units) if all(units) and units else 0",
+        new="unit = lcm(BLOCK, *filter(None, units)) if any(units) else 0",
+        caught_by="tests/unit/broker/steps/test_sharing.py::test_the_unit_of_a_plan_is_the_least_common_one_in_whole_blocks",
+    ),
+    Mutant(
+        name="evicted-prefix-still-shared",
+        breaks="An evicted prefix counts as a holder of its blocks for ever.",
+        target="swarm.broker.state.prefix:PrefixCache.evict",
+        old="blocks -= num_blocks - shared.release(sequence) // BLOCK",
+        new="blocks -= num_blocks",
+        caught_by="tests/unit/broker/steps/test_sharing.py::test_evicting_a_prefix_that_others_share_frees_only_its_rest",
+    ),
 )

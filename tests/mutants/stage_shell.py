@@ -39,7 +39,7 @@ MUTANTS = (
         name="kv-full-receiver-reads-on",
         breaks="A receiver of copies takes any number of parts into memory while the compute thread is busy.",
         target="swarm.stage.shell.kv_receiver:KvReceiver._run_once",
-        old="while len(self._parts) < MAX_PARTS and not self._stopping and (frames := self._pull.receive()) is not None:",
+        old="while self._has_room and not self._stopping and (frames := self._pull.receive()) is not None:",
         new="while not self._stopping and (frames := self._pull.receive()) is not None:",
         caught_by="tests/integration/test_kv_connections.py::test_few_parts_wait_for_the_compute_thread",
     ),

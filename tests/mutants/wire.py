@@ -72,4 +72,28 @@ MUTANTS = (
         new="self._unsent.append(_Unsent(parts))",
         caught_by="tests/integration/test_push.py::test_all_of_many_messages_arrive_in_order",
     ),
+    Mutant(
+        name="chunk-freed-with-its-first-holder",
+        breaks="A shared chunk counts as free while another sequence holds it.",
+        target="swarm.wire.shared_positions:SharedPositions.release",
+        old="num_kept += self.unit if run.holders[chunk] else 0",
+        new="num_kept += 0",
+        caught_by="tests/unit/wire/test_shared_positions.py",
+    ),
+    Mutant(
+        name="runs-without-limit",
+        breaks="A long conversation takes any number of mappings.",
+        target="swarm.wire.shared_positions:SharedPositions.fork_stop",
+        old="return target if len(holder.inherited) < MAX_RUNS else min(target, holder.inherited_stop)",
+        new="return target",
+        caught_by="tests/unit/wire/test_shared_positions.py",
+    ),
+    Mutant(
+        name="departures-forecast-one-by-one",
+        breaks="The forecast of what several sequences free together overlooks chunks that only they hold.",
+        target="swarm.wire.shared_positions:Departures.add",
+        old="num_kept += self.shared.unit if run.holders[chunk] > self._gone[key] else 0",
+        new="num_kept += self.shared.unit if run.holders[chunk] > 1 else 0",
+        caught_by="tests/unit/wire/test_shared_positions.py",
+    ),
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from swarm.broker.recovery.kv_copies import lag, position_bytes
+from swarm.broker.recovery.kv_copies import lag
+from swarm.broker.recovery.kv_holders import position_bytes
 from swarm.broker.state import Plan, State, Worker
 from swarm.broker.state.kv_copies import CopyRoute
 from swarm.wire.messages import BLOCK, Json

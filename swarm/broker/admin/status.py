@@ -42,8 +42,9 @@ def report_status(state: State, now: float) -> Json:
         "num_requests": len(state.requests),
         "steps_in_flight": len(state.in_flight),
         "tokens_total": int(state.counters.get("tokens", 0)),
-        "kv_reserved": state.running.blocks * BLOCK,
-        "kv_cached": state.prefix.num_blocks * BLOCK,
+        "kv_reserved": (state.reserved_blocks - state.cached_blocks) * BLOCK,
+        "kv_cached": state.cached_blocks * BLOCK,
+        "kv_shared": state.shared.saved,
         "kv_capacity": plans.kv_blocks * BLOCK if plans.current else 0,
         "loading": _report_loading(state),
     }

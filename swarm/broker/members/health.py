@@ -114,7 +114,8 @@ def _judge_hung(
         return None
     if beat.state == "computing" and beat.asleep_s >= settings.asleep_s:
         return Judgement(Verdict.HUNG, f"computing, but none of its threads has run for {beat.asleep_s:.1f} s")
-    still_s, allowed_s = now - pulse.progressed_at, _allowed_standstill_s(beat, settings, expected)
+    # Up to the last heartbeat: a worker that was stopped sends no counter. It is silent, and no request is to blame.
+    still_s, allowed_s = pulse.received_at - pulse.progressed_at, _allowed_standstill_s(beat, settings, expected)
     if still_s <= allowed_s:
         return None
     return Judgement(Verdict.HUNG, f"{beat.state}, no progress for {still_s:.1f} s (allowed {allowed_s:.1f} s)")

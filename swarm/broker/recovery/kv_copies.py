@@ -1,11 +1,7 @@
 """Copies of keys and values: which worker sends those of which layers to which other worker.
 
 While a plan serves, a worker that keeps layers warm for another one also receives their keys and values, in finished
-blocks. After a loss only what its copies lack is replayed. The policy is ``plan.standby_kv``:
-
-* ``neighbours``: one holder for each layer. Of the workers that keep the layer warm, the one with the most free memory
-  is chosen; a worker that is busy computing counts for less. A holder stays as long as it can.
-* ``all``: every worker that keeps the layer warm.
+blocks. After a loss only what its copies lack is replayed. ``kv_holders`` chooses the workers.
 
 A worker that has no memory left for copies gets none for ``PAUSE_S``. A route that stands still although its sequences
 grow is ordered again, from the positions that the holder has reported; after two attempts in vain, from 0.
@@ -16,17 +12,16 @@ A migration uses the same orders (``order_copies``), with urgent routes in addit
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from math import inf
 
 import msgspec
 
 from swarm.broker.actions import Outbox, SendToWorker
 from swarm.broker.planner.standby import StandbyPolicy
-from swarm.broker.state import Sequence, SequenceState, StagePlan, State, Worker, WorkerState
+from swarm.broker.recovery.kv_holders import choose_routes, position_bytes, reported_bits
+from swarm.broker.state import Sequence, SequenceState, State, Worker
 from swarm.broker.state.kv_copies import CopyProgress, CopyRoute, HeldCopies
-from swarm.broker.state.workers import RouteState
 from swarm.wire.messages import (
     BLOCK,
     MAX_SEQUENCES,
@@ -42,12 +37,10 @@ from swarm.wire.messages import (
     layers_of,
 )
 
-PROTOCOL = 4  # version with which workers can send and receive copies
 CHECK_EVERY_S = 0.5  # interval at which the progress of the routes is compared
 STANDS_STILL_S = 3.0  # a route without progress for this long is ordered again, if it is …
 MIN_LAG = 64  # … this number of positions behind
 MAX_BACKOFF = 16  # most times that the wait for the next repetition is prolonged
-CONNECTION_SHARE = 0.1  # of the throughput between two hosts that copies may take
 PAUSE_S = 30.0  # for which a holder without memory gets no further copies
 
 
@@ -132,132 +125,27 @@ def _held(state: State, source: str, target: KvTarget) -> tuple[SequencePosition
     ]
 
 
-# --- choice of the holders --------------------------------------------------------------------------------------------
-
-
-def choose_routes(state: State, policy: StandbyPolicy) -> tuple[CopyRoute, ...]:
-    """Return the routes of replicas under the active plan."""
-    plan = state.plans.current
-    if plan is None or policy == "none" or state.manifest is None:
-        return ()
-    present = {
-        (r.source, layer): r.holder for r in state.kv_copies.replicas for layer in range(r.layers.first, r.layers.stop)
-    }
-    assigned: dict[str, int] = defaultdict(int)  # by holder: bytes per position of the layers that it got so far
-    routes: list[CopyRoute] = []
-    for stage in plan.stages:
-        for layers, holders in _find_holders(state, stage):
-            chosen = holders
-            if policy == "neighbours":
-                former = present.get((stage.incarnation, layers.first))
-                best = max(holders, key=lambda holder: _score(state, holder, assigned[holder]))
-                chosen = [former if former in holders else best]
-            for holder in chosen:
-                assigned[holder] += position_bytes(state, layers)
-                routes.append(CopyRoute(stage.incarnation, holder, layers))
-    return tuple(routes)
-
-
-def _find_holders(state: State, stage: StagePlan) -> Iterator[tuple[LayerRange, list[str]]]:
-    """Yield the stage's layers in ranges, each with the workers that may hold their copies."""
-    able = [
-        (worker.incarnation, layers_of(worker.warm_layers))
-        for worker in state.workers.values()
-        if _can_copy(state, stage.incarnation, worker) and _fits_connection(state, stage, worker)
-    ]
-    first, holders = stage.layers.first, [name for name, warm in able if stage.layers.first in warm]
-    for layer in range(stage.layers.first + 1, stage.layers.stop + 1):
-        those = [name for name, warm in able if layer in warm] if layer < stage.layers.stop else []
-        if those == holders and layer < stage.layers.stop:
-            continue
-        if holders:
-            yield LayerRange(first, layer), holders
-        first, holders = layer, those
-
-
-def _can_copy(state: State, source: str, holder: Worker) -> bool:
-    """Whether a worker can send keys and values to another one, which can use them."""
-    sender, capacity = state.workers[source], state.plans.capacity
-    own, others = (capacity[i].bits if i in capacity else "" for i in (source, holder.incarnation))
-    return (
-        holder.incarnation != source
-        and holder.state is WorkerState.MEMBER
-        and bool(holder.hello.kv_endpoint)
-        and sender.may_copies_count
-        and max(sender.hello.wire_versions) >= PROTOCOL
-        and (own == others or not others)  # a worker without a part has not reported its kernels
-        and sender.hello.dtype == holder.hello.dtype
-        and state.routes.state_of(source, holder.incarnation, state.now) is RouteState.OPEN
-        and state.now >= state.kv_copies.paused_until.get(holder.incarnation, 0.0)
-    )
-
-
-def _fits_connection(state: State, stage: StagePlan, holder: Worker) -> bool:
-    """Whether a stage's copies take a small part of the throughput between two hosts, at the predicted rate of
-    positions: on a slow connection they would delay the steps."""
-    forecast = None if state.plans.current is None else state.plans.current.forecast
-    if stage.host == holder.hello.host or forecast is None:
-        return True
-    links = (state.workers[stage.incarnation].hello.link, holder.hello.link)
-    throughput = min((link.bytes_per_s for link in links if link is not None), default=inf)
-    return position_bytes(state, stage.layers) * forecast.tokens_per_s <= CONNECTION_SHARE * throughput
-
-
-def _score(state: State, holder: str, assigned: int) -> float:
-    """Return how suitable a worker is as a holder: its memory for copies, and the less, the busier it is.
-
-    ``assigned``: bytes per position of the layers that it is to hold already.
-    """
-    worker, plans = state.workers[holder], state.plans
-    stage = None if plans.current is None else plans.current.stage_of(holder)
-    gauge = plans.gauge.stages.get(worker.name)
-    if stage is None or state.manifest is None:
-        busy = 0.0
-    elif gauge is not None and gauge.num_steps and plans.gauge.seconds:
-        busy = min(1.0, gauge.measured_s / plans.gauge.seconds)
-    else:
-        busy = len(stage.layers) / state.manifest.num_layers
-    taken = assigned * sum(sequence.kv for sequence in state.running)
-    return (_free_bytes(state, worker) - taken) * (2 - busy)
-
-
-def _free_bytes(state: State, worker: Worker) -> int:
-    """Return the memory that a worker has for copies, as it reported or as its weights and positions leave."""
-    held, manifest = state.kv_copies.held.get(worker.incarnation), state.manifest
-    if held is not None and held.free_bytes is not None:
-        return held.free_bytes + held.num_bytes
-    assert manifest is not None
-    stage = None if state.plans.current is None else state.plans.current.stage_of(worker.incarnation)
-    own = () if stage is None else (stage.layers,)
-    weights = sum(map(manifest.weight_bytes, (*own, *worker.warm_layers)))
-    used = sum(sequence.kv for sequence in state.running) * sum(position_bytes(state, layers) for layers in own)
-    return int((worker.hello.memory_bytes - weights) * worker.hello.kv_share) - used
-
-
-def position_bytes(state: State, layers: LayerRange) -> int:
-    """Return the bytes of one position's keys and values in these layers."""
-    assert state.manifest is not None
-    return sum(state.manifest.kv_bytes_per_token[layers.first : layers.stop])
-
-
 # --- orders and their progress ----------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class KvCopies:
-    """Orders the copies of replicas, and tracks what their holders have. Owns ``state.kv_copies``; appends actions to
+    """Chooses the copies of replicas, and tracks what their holders have. Owns ``state.kv_copies``; appends actions to
     ``out``."""
 
     state: State
     out: Outbox
-    _epoch: int = 0  # highest chosen epoch at the last orders: a later one may have replaced them
+    _epoch: int = 0  # epoch of the plan for which the routes were chosen
     _chosen_for: tuple[object, ...] = field(default=())
     _joined_at: dict[str, float] = field(default_factory=dict)  # by incarnation, at the last orders
 
-    def refresh(self, policy: StandbyPolicy, now: float) -> None:
-        """Order the copies that the present workers can hold; again where they stand still."""
+    def refresh(self, policy: StandbyPolicy, now: float, order: Callable[[Iterable[CopyRoute]], None]) -> None:
+        """Choose the copies that the present workers can hold, and have them ordered; again where they stand still.
+
+        ``order`` orders all present copies; it gets the routes that are to begin again.
+        """
         copies = self.state.kv_copies
-        if self._epoch != self.state.plans.epoch:
+        if self._epoch != self._current_epoch:
             self.reset()
         again = self._find_rejoined()
         has_changed = self._has_changed(policy, now)
@@ -266,8 +154,13 @@ class KvCopies:
         again |= set() if has_changed else self._find_standing_still(now)
         if has_changed or again:
             copies.replicas = routes
-            order_copies(self.state, self.out, map(CopyOrder, routes), again & set(routes))
+            order(again & set(routes))
         self._drop_ended(now)
+
+    @property
+    def _current_epoch(self) -> int:
+        current = self.state.plans.current
+        return 0 if current is None else current.epoch
 
     def _drop_ended(self, now: float) -> None:
         """Have holders drop the copies of sequences that have ended: a worker without a part in the plan receives no
@@ -301,7 +194,12 @@ class KvCopies:
         """Whether anything has changed on which the routes depend."""
         current, copies = self.state.plans.current, self.state.kv_copies
         able = tuple(
-            (worker.incarnation, worker.warm_layers, now >= copies.paused_until.get(worker.incarnation, 0.0))
+            (
+                worker.incarnation,
+                worker.warm_layers,
+                worker.bits,
+                now >= copies.paused_until.get(worker.incarnation, 0.0),
+            )
             for worker in self.state.workers.values()
             if not worker.is_gone and worker.hello.kv_endpoint
         )
@@ -384,6 +282,22 @@ class KvCopies:
             self.state.count("kv_copies_used_positions", adopted)
             self.state.recoveries.add_copied(adopted)
 
+    def drop_unlike(self, worker: Worker, bits: str) -> None:
+        """Give up copies that this worker holds, and cannot take over: with the layers of the next plan it computes
+        other bits than the workers that computed them. It receives the order before that plan begins."""
+        copies, plans = self.state.kv_copies, self.state.plans
+        holder = worker.incarnation
+        named, _ = copies.sources.get(holder, ((), ()))
+        unlike = {source.incarnation for source in named if reported_bits(self.state, source.incarnation) != bits}
+        if not unlike:
+            return
+        copies.replicas = tuple(r for r in copies.replicas if r.holder != holder or r.source not in unlike)
+        if plans.current is None:  # otherwise the change of plan has orders of its own
+            alike = tuple(source for source in named if source.incarnation not in unlike)
+            copies.sources[holder] = alike, ()
+            self.out.append(SendToWorker(worker.peer, ReceiveKv(epoch=plans.epoch, sources=alike)))
+            self.out.note("copies_unlike", worker=worker.name)
+
     def on_worker_lost(self, worker: Worker) -> None:
         """Have the holders drop what this worker has sent, if its results were wrong. They receive the order before the
         next plan's, so that they take over nothing of it."""
@@ -400,7 +314,7 @@ class KvCopies:
         copies.forget_orders()
         present = {i for i, worker in self.state.workers.items() if not worker.is_gone}
         copies.held = {i: held for i, held in copies.held.items() if i in present}
-        self._epoch, self._chosen_for = self.state.plans.epoch, ()
+        self._epoch, self._chosen_for = self._current_epoch, ()
 
 
 def lag(sequence: Sequence, position: int) -> int:

@@ -23,7 +23,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from swarm.broker.actions import Outbox
-from swarm.broker.recovery.kv_copies import CopyOrder, order_copies, position_bytes
+from swarm.broker.recovery.kv_copies import CopyOrder, order_copies
+from swarm.broker.recovery.kv_holders import position_bytes
 from swarm.broker.state import Plan, Sequence, State, Worker, WorkerState
 from swarm.broker.state.kv_copies import CopyRoute
 from swarm.broker.state.migration import MigrationState
@@ -63,7 +64,7 @@ class Migration:
         routes = [move for move in moves if can_copy(self.state, move)]
         self._migration.begin(routes, now, can_pause=bool(routes) or not moves)
         self._update_wait(now)
-        self._order()
+        self.order()
 
     def on_prepared(self, incarnation: str) -> None:
         """Check, now that this worker has loaded its layers, that it computes the same bits as the workers whose keys
@@ -72,8 +73,8 @@ class Migration:
         bits = plans.prepared[incarnation].bits
         if any(plans.capacity[route.source].bits != bits for route in self._migration.routes_to(incarnation)):
             self._migration.drop_holder(incarnation)
-            self._order()
             self.out.note("copies_unlike", worker=self.state.workers[incarnation].name)
+        self.order()  # replicas may have been given up for the same reason
 
     def on_held(self, worker: Worker, now: float) -> None:
         """Handle a worker's report of the copies that it holds, which ``kv_copies`` has recorded."""
@@ -89,6 +90,13 @@ class Migration:
         if self._has_tail(routes):
             migration.complete(holder)
 
+    def order(self, again: Iterable[CopyRoute] = ()) -> None:
+        """Order the copies of replicas, and besides them those of a change of plan. Routes ``again`` begin again."""
+        migration = self._migration
+        until = tuple(SequencePosition(sequence, position) for sequence, position in migration.tail.items())
+        urgent = [CopyOrder(route, until, is_urgent=True) for route in migration.routes]
+        order_copies(self.state, self.out, [*map(CopyOrder, self._replicas()), *urgent], again)
+
     def tick(self, now: float) -> None:
         """Order copies again that make no progress although they are behind: a part of them was lost."""
         migration = self._migration
@@ -103,7 +111,7 @@ class Migration:
             migration.record_order(holder, now)
             self.state.count("copies_ordered_again")
         if stalled:
-            self._order(again=[route for holder in stalled for route in migration.routes_to(holder)])
+            self.order(again=[route for holder in stalled for route in migration.routes_to(holder)])
 
     def is_near(self, now: float) -> bool:
         """Whether the change of plan need not wait for copies any longer."""
@@ -132,7 +140,7 @@ class Migration:
         """Stop copying, since the next plan is given up and the active one stays. Replicas stay."""
         if self._migration.routes:
             self._migration.end()
-            self._order()
+            self.order()
 
     # --- internals ---------------------------------------------------------------------------------------------------
 
@@ -171,14 +179,7 @@ class Migration:
             if self._has_tail(migration.routes_to(holder)):
                 migration.complete(holder)
         if migration.incomplete:
-            self._order()
-
-    def _order(self, again: Iterable[CopyRoute] = ()) -> None:
-        """Order the copies of this change of plan, and besides them those of replicas."""
-        migration = self._migration
-        until = tuple(SequencePosition(sequence, position) for sequence, position in migration.tail.items())
-        urgent = [CopyOrder(route, until, is_urgent=True) for route in migration.routes]
-        order_copies(self.state, self.out, [*map(CopyOrder, self._replicas()), *urgent], again)
+            self.order()
 
     def _replicas(self) -> Iterator[CopyRoute]:
         """Yield the routes of replicas, without the layers that are copied for the change of plan."""

@@ -27,7 +27,7 @@ from swarm.broker.recovery.rebuild_runs import find_rebuild_runs, layer_position
 from swarm.broker.recovery.replay_speeds import ReplaySpeeds
 from swarm.broker.state import Plan, Rebuild, Sequence, SequenceState, State, Worker
 from swarm.broker.state.plans import Rebuilding
-from swarm.broker.steps.kv_capacity import admission_blocks
+from swarm.broker.steps.kv_capacity import admission_blocks, shareable_positions
 from swarm.broker.steps.restoring import begin_restore
 from swarm.broker.steps.scheduler import build_open
 from swarm.wire.digests import num_matching
@@ -65,14 +65,20 @@ class RebuildSettings:
 
 def evict_overflow(state: State) -> list[Sequence]:
     """Keep the running sequences that fit into the new plan, in order of rank; the others wait again. Returns the kept
-    ones."""
+    ones.
+
+    Nothing is shared in layers that changed hands, so each sequence counts in full. If that is too much, sequences that
+    can share the prefix of a kept one wait until they can start from it again.
+    """
     plans, blocks = state.plans, 0
     kept: list[tuple[Sequence, int]] = []
     evicted: list[Sequence] = []
-    for sequence in sorted(state.running, key=lambda s: s.rank, reverse=True):
-        needed = admission_blocks(state, sequence, headroom=0)
+    ranked = sorted(state.running, key=lambda s: s.rank, reverse=True)
+    needs = [admission_blocks(state, sequence, headroom=0) for sequence in ranked]
+    followers = find_followers(ranked, state.shared.unit) if sum(needs) > plans.kv_blocks else frozenset()
+    for sequence, needed in zip(ranked, needs, strict=True):
         # A sequence that can't reach its limit under this plan must wait for another one.
-        can_end = num_blocks(sequence.limit) <= plans.kv_blocks
+        can_end = num_blocks(sequence.limit) <= plans.kv_blocks and sequence.id not in followers
         if can_end and len(kept) < plans.max_sequences and blocks + needed <= plans.kv_blocks:
             blocks += needed
             kept.append((sequence, needed))
@@ -87,6 +93,18 @@ def evict_overflow(state: State) -> list[Sequence]:
         sequence.truncate_to(sequence.kv)
         state.running.add(sequence, needed)
     return [sequence for sequence, _ in kept]
+
+
+def find_followers(ranked: list[Sequence], unit: int) -> frozenset[int]:
+    """Return the sequences that can share the prompt of an earlier one of their request."""
+    leaders: set[str] = set()
+    followers: set[int] = set()
+    for sequence in ranked:
+        if shareable_positions(sequence, unit):
+            if sequence.request.id in leaders:
+                followers.add(sequence.id)
+            leaders.add(sequence.request.id)
+    return frozenset(followers)
 
 
 def trusted_positions(hello: Hello, state: State) -> dict[int, int] | None:
@@ -118,7 +136,8 @@ def live_positions(worker: Worker, sequences: list[Sequence]) -> tuple[SequenceP
 
 def trust_copied(report: Activated, state: State) -> Activated:
     """Lower the positions that a stage took over from copies only to those whose tokens are the sequence's: it has them
-    from another worker. Such sequences have digests."""
+    from another worker. If it has reserved other memory than the sequence needs now, none count: the stage reserves it
+    anew when the sequence is opened. Such sequences have digests."""
     return msgspec.structs.replace(report, held=tuple(_trust_digests(held, state) for held in report.held))
 
 
@@ -126,7 +145,8 @@ def _trust_digests(held: HeldSequence, state: State) -> HeldSequence:
     sequence = state.sequences.get(held.sequence)
     if not held.digests or sequence is None:
         return held
-    count = num_matching(sequence.tokens, max(part.position for part in held.kv), held.digests)
+    position = max(part.position for part in held.kv)
+    count = num_matching(sequence.tokens, position, held.digests) if held.limit == sequence.limit else 0
     parts = (RangePosition(part.layers, min(part.position, count)) for part in held.kv)
     return msgspec.structs.replace(held, kv=tuple(parts))
 
@@ -174,6 +194,8 @@ class Rebuilder:
             elif runs:
                 sequence.start_rebuild(runs)
                 waiting.append(sequence)
+            else:
+                self.state.prefix.acknowledge(sequence.id, sequence.tokens, sequence.kv)
             self.state.running.refresh(sequence)
         self._speeds.reset()
         self.rebuilding.reports.clear()
@@ -219,6 +241,7 @@ class Rebuilder:
         if sequence.rebuilds:
             self.rebuilding.queue.append(sequence)
             return
+        self.state.prefix.acknowledge(sequence.id, sequence.tokens, sequence.kv)
         self.rebuilding.record_complete(self.state.next_step)
         self.state.running.refresh(sequence)
         self.state.count("sequences_rebuilt")

@@ -107,6 +107,8 @@ class Reconfiguration:
             self._orders.tick(now)
         if plans.phase in (PlanPhase.PREPARING, PlanPhase.COPYING):
             self._migration.tick(now)
+        if plans.phase is PlanPhase.PREPARING and plans.current is not None:  # the load may take long
+            self.copies.refresh(self.target.rules.standby_kv, now, self._migration.order)
         if plans.phase not in (PlanPhase.NONE, PlanPhase.SERVING):
             return
         self._orders.release_leaving(now)
@@ -117,7 +119,7 @@ class Reconfiguration:
             if self._state.rebuilding.is_idle:
                 proposal = self.target.propose()
                 self.standby.order(None if isinstance(proposal, Shortage) else proposal)
-            self.copies.refresh(self.target.rules.standby_kv, now)
+            self.copies.refresh(self.target.rules.standby_kv, now, self._migration.order)
             if (direct := self._route_retries.next_retry(now)) is not None:
                 self._prepare(direct)
             return
@@ -231,12 +233,14 @@ class Reconfiguration:
             return
         worker = self._state.workers[message.incarnation]
         worker.record_acceptance()
+        worker.record_bits(message.bits)
         stage = plans.upcoming.stage_of(message.incarnation) if plans.upcoming is not None else None
         if stage is not None:
             is_alone = plans.current is None
             self.standby.record_load(worker, stage.load_bytes, message.load_s + message.warm_up_s, is_alone=is_alone)
         plans.prepared[message.incarnation] = message
         plans.awaited.discard(message.incarnation)
+        self.copies.drop_unlike(worker, message.bits)
         if plans.current is not None:
             self._migration.on_prepared(message.incarnation)
 

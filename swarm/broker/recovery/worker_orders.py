@@ -80,6 +80,7 @@ class WorkerOrders:
                 epoch=plan.epoch,
                 first_step=self.state.next_step,
                 live=live_positions(self.state.workers[stage.incarnation], sequences),
+                share_unit=self.state.shared.unit,
             )
             for stage in plan.stages
         }
@@ -170,6 +171,7 @@ class StandbyOrders:
         new = layers_of(message.layers) - layers_of(worker.warm_layers)
         num_bytes = sum(self._bytes(layer) for layer in new)
         worker.record_warm(message.layers, num_bytes)
+        worker.record_bits(message.bits)
         self.record_load(worker, num_bytes, message.load_s, is_alone=not self.state.running)
         missing = layers_of(message.wanted) - layers_of(message.layers)
         self.out.note(

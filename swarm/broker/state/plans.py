@@ -6,6 +6,7 @@ import enum
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import lcm
 
 from swarm.broker.planner.explain import Forecast
 from swarm.broker.planner.load import PlanGauge
@@ -13,6 +14,8 @@ from swarm.broker.planner.problem import NO_WORKER
 from swarm.broker.state.sequences import Sequence
 from swarm.wire.messages import BLOCK, Activated, LayerRange, Order, Prepared
 from swarm.wire.transport.keys import split_ticket
+
+MAX_SHARE_UNIT = 4096  # positions; sharing by larger units would hardly ever apply
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +271,18 @@ class PlanState:
     @property
     def kv_blocks(self) -> int:
         return min((p.kv_capacity for p in self.capacity.values()), default=0) // BLOCK
+
+    @property
+    def share_unit(self) -> int:
+        """Positions of a chunk that every stage can share between sequences; 0 if one of them can't."""
+        units = [ready.share_unit for ready in self.capacity.values()]
+        unit = lcm(BLOCK, *units) if all(units) and units else 0
+        return unit if unit <= MAX_SHARE_UNIT else 0
+
+    @property
+    def share_mappings(self) -> int:
+        """Number of mappings that sharing sequences may take in every stage."""
+        return min((ready.share_mappings for ready in self.capacity.values()), default=0)
 
     @property
     def max_sequences(self) -> int:

@@ -3,8 +3,8 @@
 The unit is a full block of 32 positions. A block's key is a hash of all tokens up to its end, so equal keys mean equal
 content at equal positions. A sequence that is admitted starts from a copy of the longest prefix that a sequence in the
 stages already holds; that sequence may be running or *retired* (ended, but kept for this purpose). Every stage copies
-the blocks within itself when it receives the sequence's first step, and shares the log of their inputs. Stages on a CPU
-share the memory of whole pages instead. The broker counts them for each sequence, as if all stages copied.
+the blocks within itself when it receives the sequence's first step, and shares the log of their inputs. Where every
+stage can, sequences share the memory of whole chunks instead, which then count once (``wire.shared_positions``).
 
 Retired sequences occupy KV blocks and are evicted first when blocks are needed: the longest unused first, or the least
 used prefix first (``PrefixRules.policy``). A sequence that is about to be copied is pinned until the copying step has
@@ -21,6 +21,7 @@ from typing import Literal
 import xxhash
 
 from swarm.wire.messages import BLOCK
+from swarm.wire.shared_positions import Departures, SharedPositions
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +112,11 @@ class PrefixCache:
         self.num_blocks = 0  # KV blocks held by retired sequences
         self._pins: dict[int, int] = {}  # sequence -> number of sequences that are about to copy from it
 
-    @property
-    def evictable_blocks(self) -> int:
-        """Number of KV blocks that eviction of all unpinned retired sequences would free."""
-        return self.num_blocks - sum(self.retired[s].num_blocks for s in self._pins if s in self.retired)
+    def evictable_blocks(self, departures: Departures) -> int:
+        """Return the number of KV blocks that eviction of all unpinned retired sequences would free, in addition to the
+        ``departures`` so far, to which they are added."""
+        evictable = (retired for retired in self.retired.values() if retired.sequence not in self._pins)
+        return sum(each.num_blocks - departures.add(each.sequence) // BLOCK for each in evictable)
 
     @property
     def num_evictable(self) -> int:
@@ -154,25 +156,31 @@ class PrefixCache:
         self.num_blocks += num_blocks
         return self.retired[sequence]
 
-    def excess_blocks(self, all_blocks: int) -> int:
-        """Return the number of blocks that exceed the cache's share."""
-        return max(0, self.num_blocks - self._max_blocks(all_blocks))
+    def excess_blocks(self, all_blocks: int, shared: SharedPositions) -> int:
+        """Return the number of blocks that exceed the cache's share. Blocks that running sequences share do not
+        count."""
+        return max(0, self.exclusive_blocks(shared) - self._max_blocks(all_blocks))
+
+    def exclusive_blocks(self, shared: SharedPositions) -> int:
+        """Return the number of blocks that only retired sequences hold."""
+        departures = Departures(shared)
+        return self.num_blocks - sum(map(departures.add, self.retired)) // BLOCK
 
     def _max_blocks(self, all_blocks: int) -> int:
         return int(all_blocks * self.rules.share)
 
-    def evict(self, blocks: int, slots: int) -> Iterator[int]:
+    def evict(self, blocks: int, slots: int, shared: SharedPositions) -> Iterator[int]:
         """Evict retired sequences until ``blocks`` KV blocks and ``slots`` slots have been freed. Yield the evicted
-        ids."""
+        ids. Blocks that other sequences share are not freed."""
         is_recent = self.rules.policy == "recent"
         for sequence in list(self.retired) if is_recent else sorted(self.retired, key=self.index.num_uses):
             if blocks <= 0 and slots <= 0:
                 return
             if self.is_pinned(sequence):
                 continue
-            freed = self.retired.pop(sequence).num_blocks
-            self.num_blocks -= freed
-            blocks -= freed
+            num_blocks = self.retired.pop(sequence).num_blocks
+            self.num_blocks -= num_blocks
+            blocks -= num_blocks - shared.release(sequence) // BLOCK
             slots -= 1
             self.index.forget(sequence)
             yield sequence

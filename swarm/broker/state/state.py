@@ -23,6 +23,7 @@ from swarm.broker.state.running import RunningSequences
 from swarm.broker.state.sequences import Request, Sequence
 from swarm.broker.state.workers import Routes, Worker
 from swarm.wire.messages import BLOCK, NO_LINEAGE, Asset, HostHello, Json, Lineage, Manifest, SequencePosition
+from swarm.wire.shared_positions import SharedPositions
 
 
 @dataclass(slots=True)
@@ -173,6 +174,8 @@ class State:
     evidence: Evidence = field(default_factory=Evidence)
     recoveries: RecoveryHistory = field(default_factory=RecoveryHistory)
     prefix: PrefixCache = field(default_factory=lambda: PrefixCache(PrefixRules(is_enabled=False)))
+    # positions of running and retired sequences that count once, though several of them hold them
+    shared: SharedPositions = field(default_factory=SharedPositions)
     workers: dict[str, Worker] = field(default_factory=dict)
     # non-members: incarnation -> time of the last message sent to it
     non_members: dict[str, float] = field(default_factory=dict)
@@ -219,8 +222,10 @@ class State:
             yield "steps are in flight without a plan"
         if self.plans.is_serving and (wrong := self.running.check()):
             yield wrong
-        if self.plans.is_serving and self.running.blocks + self.prefix.num_blocks > self.plans.kv_blocks:
-            yield f"{self.running.blocks + self.prefix.num_blocks} blocks are reserved of {self.plans.kv_blocks}"
+        if self.plans.is_serving and self.reserved_blocks > self.plans.kv_blocks:
+            yield f"{self.reserved_blocks} blocks are reserved of {self.plans.kv_blocks}"
+        if any(s.kv < self.shared.stop(s.id) for s in self.running):
+            yield "a sequence shares positions that it would compute again"
         if self.plans.is_serving and len(self.running) > self.plans.max_sequences:
             yield f"{len(self.running)} sequences run, the stages hold {self.plans.max_sequences}"
         yield from self._check_parts()
@@ -294,6 +299,16 @@ class State:
         return sequences
 
     @property
+    def reserved_blocks(self) -> int:
+        """KV blocks of all sequences in the stages; shared ones count once."""
+        return self.running.blocks + self.prefix.num_blocks - self.shared.saved // BLOCK
+
+    @property
+    def cached_blocks(self) -> int:
+        """KV blocks that only retired sequences hold."""
+        return self.prefix.exclusive_blocks(self.shared)
+
+    @property
     def has_work_in_flight(self) -> bool:
         """Whether steps or replays are in flight."""
         return bool(self.in_flight) or bool(self.rebuilding.in_progress)
@@ -321,7 +336,7 @@ class State:
 
     def evict(self, blocks: int, slots: int) -> None:
         """Evict retired sequences until this number of blocks and slots is free."""
-        self.to_release.extend(self.prefix.evict(blocks, slots))
+        self.to_release.extend(self.prefix.evict(blocks, slots, self.shared))
 
     def release_ended(self, sequence: Sequence) -> None:
         """Take an ended sequence out of the stages: with the next step its blocks are freed, or its prefix is kept for
@@ -331,9 +346,10 @@ class State:
         self.release_fork(sequence)
         retired = self.prefix.retire(sequence.id, self.plans.kv_blocks)
         if retired is None:
+            self.shared.release(sequence.id)
             self.to_release.append(sequence.id)
             return
-        self.evict(self.prefix.excess_blocks(self.plans.kv_blocks), 0)
+        self.evict(self.prefix.excess_blocks(self.plans.kv_blocks, self.shared), 0)
         if sequence.id in self.prefix.retired:
             self.to_retire.append(SequencePosition(sequence.id, retired.num_blocks * BLOCK))
 
@@ -342,6 +358,7 @@ class State:
         self.running.remove(sequence)
         self.release_fork(sequence)
         self.prefix.index.forget(sequence.id)
+        self.shared.release(sequence.id)
         self.to_release.append(sequence.id)
         sequence.requeue()
         sequence.num_preempted += 1
@@ -361,6 +378,7 @@ class State:
         self.to_retire.clear()
         self.prefix.clear()
         self.restores.end_plan()
+        self.shared.clear(self.plans.share_unit if self.prefix.rules.is_enabled else 0)
         self.waiting.restore_aside()
 
     def count(self, name: str, amount: float = 1) -> None:

@@ -152,6 +152,7 @@ class Worker:
     total_bytes: int = 0
     pace: float = 1.0  # measured duration of its steps, relative to its benchmark at join
     planned_layers: LayerRange | None = None  # layers that the last active plan assigned to it
+    bits: str = field(init=False)  # as it reported last (``Prepared.bits``); empty: it has not loaded anything yet
     # Sequences it held before its Hello -> positions that may be used. None: it holds what it was ordered to.
     trusted_positions: dict[int, int] | None = None
     warm_layers: tuple[LayerRange, ...] = ()  # layers that it reports as warm, in addition to its own
@@ -172,6 +173,7 @@ class Worker:
         """Start a new heartbeat history at Hello: earlier heartbeats of this process do not count."""
         self.heartbeats = HeartbeatHistory(self.joined_at)
         self.waiting_since = self.joined_at
+        self.bits = self.hello.bits
 
     @property
     def incarnation(self) -> str:
@@ -204,6 +206,10 @@ class Worker:
         """Note the layers that the worker keeps warm by now, and the bytes that are new."""
         self.warm_layers = layers
         self.warmed_bytes += num_bytes
+
+    def record_bits(self, bits: str) -> None:
+        """Record whose bits the worker's kernels compute with everything that it has loaded."""
+        self.bits = bits
 
     def record_held(self, warm_layers: tuple[LayerRange, ...], trusted_positions: dict[int, int] | None) -> None:
         """Note the layers that the worker keeps warm, and the usable positions of the sequences that it held before."""

@@ -18,7 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swarm.broker.state import Sequence, State
-from swarm.wire.messages import num_blocks
+from swarm.wire.messages import BLOCK, num_blocks
+from swarm.wire.shared_positions import Departures
 
 MAX_PREEMPTIONS = 3
 
@@ -35,7 +36,7 @@ class KvAllocator:
     @property
     def free_blocks(self) -> int:
         state = self.state
-        return state.plans.kv_blocks - state.running.blocks - state.prefix.num_blocks
+        return state.plans.kv_blocks - state.reserved_blocks
 
     @property
     def free_slots(self) -> int:
@@ -52,29 +53,57 @@ class KvAllocator:
     def admit(self, sequence: Sequence) -> bool:
         """Admit a sequence, with blocks from retired or lower-class sequences if necessary, and start it from a cached
         prefix. Return False if there is no capacity."""
-        state, blocks = self.state, self.admission_blocks(sequence)
+        blocks = self.admission_blocks(sequence)
+        if self._choose_victims(sequence, blocks, own_class=False) != [] and self._admit_shared(sequence, blocks):
+            return True
         victims = self._choose_victims(sequence, blocks, own_class=False)
         if victims is None:
             return False
         for victim in victims:
-            state.preempt(victim)
-        prefix = state.prefix.find(sequence.tokens)
-        if prefix is not None:
-            state.prefix.pin(prefix[0])
-            self._evict(blocks)
-            if not self._has_capacity(blocks):  # possible only by evicting the prefix that it would start from
-                state.prefix.unpin(prefix[0])
-                prefix = None
+            self.state.preempt(victim)
+        if self._start_from_prefix(sequence, blocks):
+            return True
         self._evict(blocks)
         if not self._has_capacity(blocks):
             return False
+        sequence.admit(None)
+        self.state.running.add(sequence, blocks)
+        return True
+
+    def _admit_shared(self, sequence: Sequence, blocks: int) -> bool:
+        """Admit a sequence that fits only because it shares a prefix, without preempting any other."""
+        unit = self.state.shared.unit
+        most = (sequence.sampled - 1) // unit * unit if unit else 0
+        if not most or self._choose_victims(sequence, blocks - most // BLOCK, own_class=False) != []:
+            return False  # whatever the prefix is: looking for it takes time
+        return self._start_from_prefix(sequence, blocks)
+
+    def _start_from_prefix(self, sequence: Sequence, blocks: int) -> bool:
+        """Admit a sequence that starts from a cached prefix. Return False if there is none, or no capacity without
+        evicting it."""
+        state = self.state
+        prefix = state.prefix.find(sequence.tokens)
+        if prefix is None or not self._can_map(*prefix):
+            return False
+        source, position = prefix
+        own_blocks = blocks - state.shared.fork_stop(source, position) // BLOCK
+        state.prefix.pin(source)
+        if self._choose_victims(sequence, own_blocks, own_class=False) != []:
+            state.prefix.unpin(source)
+            return False
+        self._evict(own_blocks)
         sequence.admit(prefix)
-        if prefix is not None:
-            state.prefix.index.count_use(prefix[0])
-            state.count("prefix_hits")
-            state.count("prefix_positions", sequence.kv)
+        state.shared.fork(sequence.id, source, position)
+        state.prefix.index.count_use(source)
+        state.count("prefix_hits")
+        state.count("prefix_positions", sequence.kv)
         state.running.add(sequence, blocks)
         return True
+
+    def _can_map(self, source: int, position: int) -> bool:
+        """Whether the stages can map what a fork would share."""
+        shared = self.state.shared
+        return shared.num_mappings + shared.fork_mappings(source, position) <= self.state.plans.share_mappings
 
     def _has_capacity(self, blocks: int) -> bool:
         return self.free_blocks >= blocks and self.free_slots >= 1
@@ -110,7 +139,10 @@ class KvAllocator:
         other sequence also needs a free slot.
         """
         state = self.state
-        missing_blocks = blocks - self.free_blocks - state.prefix.evictable_blocks
+        departures = Departures(state.shared)
+        missing_blocks = blocks - self.free_blocks
+        if missing_blocks > 0:
+            missing_blocks -= state.prefix.evictable_blocks(departures)
         missing_slots = 0 if own_class else 1 - self.free_slots - state.prefix.num_evictable
         if missing_blocks <= 0 and missing_slots <= 0:
             return []
@@ -122,7 +154,7 @@ class KvAllocator:
             if missing_blocks <= 0 and missing_slots <= 0:
                 break
             victims.append(other)
-            missing_blocks -= other.blocks
+            missing_blocks -= other.blocks - departures.add(other.id) // BLOCK
             missing_slots -= 1
         return victims if missing_blocks <= 0 and missing_slots <= 0 else None
 
@@ -143,6 +175,11 @@ def admission_blocks(state: State, sequence: Sequence, headroom: int) -> int:
     # the headroom doubles with each preemption
     num_positions = min(sequence.limit, sequence.sampled + (headroom << sequence.num_preempted))
     return num_blocks(num_positions)
+
+
+def shareable_positions(sequence: Sequence, unit: int) -> int:
+    """Return how many positions of its prompt the sequences of a request can share."""
+    return min(sequence.num_prompt, sequence.sampled - 1) // unit * unit if unit else 0
 
 
 def _rank_key(sequence: Sequence) -> tuple[int, int]:

@@ -30,9 +30,10 @@ from typing import Literal, NamedTuple
 from swarm.broker.planner.pauses import MAX_PAUSE_S, resumes_at_once, step_pause_s
 from swarm.broker.state import InFlightStep, Sequence, SequenceState, State
 from swarm.broker.state.costs import CHUNK
-from swarm.broker.steps.kv_capacity import KvAllocator
+from swarm.broker.steps.kv_capacity import KvAllocator, shareable_positions
 from swarm.broker.steps.restoring import begin_restore
-from swarm.wire.messages import MAX_HEADER_BYTES, MAX_ROWS, Open, Row, SequencePosition, Step, num_blocks
+from swarm.wire.messages import BLOCK, MAX_HEADER_BYTES, MAX_ROWS, Open, Row, SequencePosition, Step, num_blocks
+from swarm.wire.shared_positions import Departures
 
 Mode = Literal["batch", "overlapped", "auto"]
 
@@ -45,6 +46,7 @@ MAX_OVERTAKES = 16
 MAX_OVERTAKEN_S = 5.0
 
 LOOK_AHEAD = 16  # sequences without enough blocks that are skipped in search of one that fits
+MAX_DEFERRED = 256  # sequences that wait for another one's prompt and are skipped
 # tokens; prompts are not split into smaller parts over the micro-batches, since each part reads all weights
 MIN_PROMPT_SHARE = 64
 # maximum size of ``Open`` records in a step's header; the rest of the header is far shorter
@@ -89,8 +91,10 @@ def admit(state: State, settings: SchedulerSettings, now: float) -> None:
         return
     allocator = KvAllocator(state, settings.kv_headroom, settings.max_running)
     overtaken: list[Sequence] = []  # sequences that lack blocks now, the first one first
+    deferred: list[Sequence] = []  # sequences that are about to start from another one's prompt
     while (
         len(overtaken) < LOOK_AHEAD
+        and len(deferred) < MAX_DEFERRED
         and _may_have_slot(state, allocator)
         and not _is_overtaking_exhausted(overtaken, settings, now)
     ):
@@ -103,6 +107,8 @@ def admit(state: State, settings: SchedulerSettings, now: float) -> None:
         sequence.mark_fitting()
         if _is_deadline_unreachable(state, sequence, now):
             state.give_up_deadline(sequence)
+        elif _is_prompt_underway(state, sequence):
+            deferred.append(sequence)
         elif allocator.admit(sequence):
             _record_admission(state, sequence, overtaken, now)
             begin_restore(state, sequence, now)
@@ -110,8 +116,17 @@ def admit(state: State, settings: SchedulerSettings, now: float) -> None:
             if not overtaken:
                 sequence.start_counting_overtakes(now)
             overtaken.append(sequence)
-    for sequence in overtaken:
+    for sequence in (*overtaken, *deferred):
         waiting.add(sequence)
+
+
+def _is_prompt_underway(state: State, sequence: Sequence) -> bool:
+    """Whether another sequence of the request is computing a prompt that this one can share as soon as it is done."""
+    position = shareable_positions(sequence, state.shared.unit)
+    if not position:
+        return False
+    running = [other.id for other in sequence.request.sequences if other.state is SequenceState.RUNNING]
+    return bool(running) and all(state.prefix.index.num_blocks(other) * BLOCK < position for other in running)
 
 
 def _may_have_slot(state: State, allocator: KvAllocator) -> bool:
@@ -200,8 +215,15 @@ class _EligibleSequences(NamedTuple):
 
 
 def _choose_eligible(state: State) -> _EligibleSequences:
-    """Return one suspect, or all sequences that are not suspects, alternately."""
-    evidence = state.evidence
+    """Return one suspect, or all sequences that are not suspects, alternately.
+
+    A suspect's step is the only one in flight. Otherwise its failure would discard the steps of others, which could
+    show that the workers are sound, again and again.
+    """
+    evidence, nothing = state.evidence, _EligibleSequences([], [])
+    in_flight = [sequence for flight in state.in_flight.values() for sequence, _ in flight.sequences]
+    if any(sequence.id in evidence.suspects for sequence in in_flight):
+        return nothing
     everything = _EligibleSequences(list(state.running.due.values()), state.running.prefilling)
     suspects = [s for s in (*everything.due, *everything.prefilling) if s.id in evidence.suspects]
     if not suspects:
@@ -210,6 +232,8 @@ def _choose_eligible(state: State) -> _EligibleSequences:
     if has_others and not evidence.suspects_are_next:
         evidence.suspects_are_next = True
         return _EligibleSequences(*([s for s in each if s not in suspects] for each in everything))
+    if in_flight:
+        return nothing
     evidence.suspects_are_next = False
     first = min(suspects, key=lambda s: evidence.last_failure_at(s.id))
     return _EligibleSequences(*([s for s in each if s is first] for each in everything))
@@ -311,7 +335,7 @@ def _free_kv_ratio(state: State) -> float:
     """Return how much of the KV cache is free, as a factor for the prompt tokens: 1 when all blocks are free, 0 when
     they are short."""
     total = state.plans.kv_blocks
-    free = total - state.running.blocks - state.prefix.num_blocks + state.prefix.evictable_blocks
+    free = total - state.reserved_blocks + state.prefix.evictable_blocks(Departures(state.shared))
     return max(0.0, (free / total - KV_SHORT) / (1 - KV_SHORT)) if total else 0.0
 
 

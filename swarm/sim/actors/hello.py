@@ -34,6 +34,7 @@ def build_hello(worker: WorkerView, manifest: Manifest, machines: Machines) -> H
         held=core.hello_inventory(),
         logs=tuple(core.log.ranges()),
         kept=core.pending_plan.standby,
+        bits=core.pending_plan.bits,
         key=worker.key,
         ticket=worker.ticket,
         kv_endpoint=kv_endpoint(incarnation),

@@ -15,8 +15,8 @@ from swarm.sim.actors.environment import Environment
 from swarm.sim.network import FakeListener, SimLink, garble_frames
 from swarm.sim.schedules.schedule import KvConditions
 from swarm.sim.views import WorkerView
-from swarm.stage.actions import AllowKvSenders, ConnectKvTargets, SendKvPart, StoreKv, apply_to_executor
-from swarm.stage.events import Event, KvArrived, KvPartTaken, KvStoreFailed, KvTurn
+from swarm.stage.actions import AllowKvSenders, ConnectKvTargets, SendKvPart, SendKvParts, StoreKv, apply_to_executor
+from swarm.stage.events import Event, KvArrived, KvPartsTaken, KvStoreFailed, KvTurn
 from swarm.stage.executor import KvData
 from swarm.testing import FakeExecutor
 from swarm.wire import tensors
@@ -28,7 +28,7 @@ CHANNEL_PARTS = 3  # parts that a connection takes before it accepts no more
 READ_S = (0.0, 0.002)  # for reading a part in the compute thread
 TURN_AFTER_STEP = 0.5  # share of steps after which the core may send a part
 
-KvAction = StoreKv | ConnectKvTargets | AllowKvSenders | SendKvPart
+KvAction = StoreKv | ConnectKvTargets | AllowKvSenders | SendKvParts
 
 
 class KvNode(WorkerView, Protocol):
@@ -76,7 +76,7 @@ class SimKvShell:
                 self._connect(edges)
             case AllowKvSenders(keys):
                 self.listener.set_allowed(keys)
-            case SendKvPart():
+            case SendKvParts():
                 self._send(action)
         return ()
 
@@ -94,17 +94,19 @@ class SimKvShell:
             self._is_ticking = True
             self._schedule_turn()
 
-    def _send(self, action: SendKvPart) -> None:
-        """Read a part and send it, and report how long that took."""
+    def _send(self, action: SendKvParts) -> None:
+        """Read parts and send them, and report how long that took."""
         took_s = self._chance.uniform(*READ_S)
-        num_bytes = self._read_and_send(action)
-        taken = KvPartTaken(action.to.to, num_bytes, took_s)
+        num_bytes = sum(map(self._read_and_send, action.parts)) if all(map(self._can_read, action.parts)) else 0
+        taken = KvPartsTaken(action.to.to, num_bytes, took_s)
         self._world.schedule(took_s, lambda: self._node.post(taken))
 
-    def _read_and_send(self, action: SendKvPart) -> int:
+    def _can_read(self, action: SendKvPart) -> bool:
         _, link = self._links.get(action.to.to, (None, None))
-        if link is None or link.is_cut or action.sequence not in self._executor.chains:
-            return 0
+        return link is not None and not link.is_cut and action.sequence in self._executor.chains
+
+    def _read_and_send(self, action: SendKvPart) -> int:
+        _, link = self._links[action.to.to]
         stop = action.start + len(action.tokens)
         data = self._executor.read_kv(action.sequence, action.layers, action.start, stop)
         spec, payload = tensors.pack(data.numbers, data.dtype)

@@ -22,7 +22,6 @@ from swarm.wire.messages import BLOCK, KvRestored, LayerRange, Order, RestoreKv,
 
 CHUNK = BLOCK  # positions of a chunk: prompts are short here
 SPILL_FROM = BLOCK + 1  # length from which sequences are written and read
-BITS = "chains"
 LOST_FILES, LOST_MESSAGES, FAILED_STORES = 0.05, 0.05, 0.05  # shares
 DiskAction = SpillChunk | ReadSpilled | StoreSpilled | StopReadingSpilled
 SLOW = 0.05  # share of reads that take ``SLOW_S``

@@ -18,7 +18,7 @@ from swarm.sim.actors.environment import Environment
 from swarm.sim.actors.heartbeats import SimHeartbeats
 from swarm.sim.actors.hello import build_hello
 from swarm.sim.actors.kv_shell import KvAction, SimKvShell
-from swarm.sim.actors.spill_shell import BITS, CHUNK, SPILL_FROM, DiskAction, SimSpillShell
+from swarm.sim.actors.spill_shell import CHUNK, SPILL_FROM, DiskAction, SimSpillShell
 from swarm.sim.checks import effects
 from swarm.sim.network import FakeListener, SimLink, fake_public_key
 from swarm.sim.schedules.schedule import WorkerSpec
@@ -76,12 +76,17 @@ class WorkerNode:
         self.memory_bytes = spec.memory_bytes
         disk = cluster.spill_disk
         self.spill_from = 0 if disk is None else SPILL_FROM
-        bits, num_layers = "" if disk is None else BITS, cluster.manifest.num_layers
-        self.executor = FakeExecutor(cluster.manifest, spec.capacity, defer_every=cluster.put_off_every, bits=bits)
+        self.executor = FakeExecutor(
+            cluster.manifest, spec.capacity, defer_every=cluster.put_off_every, share_unit=spec.share_unit
+        )
         self.core = StageCore(
-            StageSettings(name, self.incarnation, num_layers, log_bytes=cluster.log_bytes, spill_chunk=CHUNK)
+            StageSettings(
+                name, self.incarnation, cluster.manifest.num_layers, log_bytes=cluster.log_bytes, spill_chunk=CHUNK
+            )
         )
         self._machines = cluster.machines
+        if name in self._machines.unlike:
+            self.executor.bits = "other bits"
         self.device = SimDevice(cluster, self.executor, self._machines.slowness.get(name, 1.0))
         self.is_alive = True
         # frozen: stopped as by SIGSTOP; hung: only the compute thread has stopped
@@ -307,15 +312,15 @@ class WorkerNode:
                 stage_act.StoreKv()
                 | stage_act.ConnectKvTargets()
                 | stage_act.AllowKvSenders()
-                | stage_act.SendKvPart()
+                | stage_act.SendKvParts()
                 | stage_act.SpillChunk()
                 | stage_act.ReadSpilled()
                 | stage_act.StoreSpilled()
                 | stage_act.StopReadingSpilled()
             ):
                 self._inbox.extendleft(self._move_kv(action))  # the answer comes before everything else
-            case stage_act.UseLayers(layers, kept):
-                self.executor.activate(layers, kept)
+            case stage_act.UseLayers(layers, kept, share_unit):
+                self.executor.activate(layers, kept, share_unit)
             case stage_act.OpenEdge(_, edge):
                 self._close_next_link()
                 self._next_link = self._cluster.routes.open_link(self.name, edge.endpoint, self.key)
@@ -444,7 +449,7 @@ class WorkerNode:
         missing = () if self._stop_standby else sorted(wanted - warm)[:1]
         standby = self.executor.keep(to_ranges(warm.union(missing)), lambda a, b: None, lambda _: False)
         if not missing:
-            self.post(stage_event.StandbyLoaded(standby, 0.01))
+            self.post(stage_event.StandbyLoaded(standby, 0.01, bits=self.executor.loaded_bits()))
             return
-        self.post(stage_event.StandbyProgressed(standby, 0.01))
+        self.post(stage_event.StandbyProgressed(standby, 0.01, self.executor.loaded_bits()))
         self._world.schedule(self._world.draw(self._world.pace.load), lambda: self._load_standby(layers))

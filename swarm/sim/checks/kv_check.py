@@ -1,4 +1,5 @@
-"""Copies of keys and values hold exactly what they claim, fit into memory, and vanish with their sequences (I16).
+"""Copies of keys and values hold exactly what they claim, fit into memory, and vanish with their sequences (I16). A
+stage takes over only what was computed with its own bits.
 
 Whatever a stage claims to hold, computed by itself or copied, must be the states that an undisturbed computation gives
 for the tokens that it names; and once the broker's plan is in force there, these tokens must be the broker's.
@@ -13,7 +14,7 @@ from swarm.broker.state import SequenceState, State
 from swarm.sim.checks.audit import Violation
 from swarm.sim.checks.chains import ExpectedStates
 from swarm.stage.events import Event, KvArrived, OrderArrived, SpilledStored, StageTick
-from swarm.wire.messages import Activate, ReceiveKv
+from swarm.wire.messages import Activate, KvPart, ReceiveKv
 
 if TYPE_CHECKING:
     from swarm.sim.views import SceneView, WorkerView
@@ -24,14 +25,17 @@ LEAK_S = 20.0  # how long copies of an ended sequence may stay while a plan serv
 class KvCheck:
     """Check of the copies of all workers, after each of their events."""
 
-    def __init__(self, scene: SceneView, num_layers: int) -> None:
+    def __init__(self, scene: SceneView, num_layers: int, unlike: Collection[str] = ()) -> None:
         self._scene = scene
+        self._unlike = unlike  # workers whose kernels compute other bits
         self._expected = ExpectedStates(num_layers)
         self._sources: dict[str, set[str]] = {}  # by receiver: incarnations that its last order names
         self._leaking_since: dict[tuple[str, int], float] = {}  # by holder and sequence
         # before the event that is being handled: bytes of the worker's copies; at an Activate, their positions by layer
         self._copy_bytes = 0
         self._copied: dict[int, dict[int, int]] = {}
+        # by holder, sequence and layer: whether the senders of its copy are among ``unlike``
+        self._bits: dict[tuple[str, int, int], set[bool]] = {}
         self.num_parts = 0  # parts that were stored
         self.num_adopted = 0  # layers × positions that a stage took over from copies
 
@@ -68,8 +72,13 @@ class KvCheck:
         for sequence, copied in self._copied.items():
             held = node.core.sequences.get(sequence)
             for part in held.kv if held is not None else ():
-                layers = range(part.layers.first, part.layers.stop)
-                self.num_adopted += sum(min(copied.get(layer, 0), part.position) for layer in layers)
+                for layer in range(part.layers.first, part.layers.stop):
+                    num_adopted = min(copied.get(layer, 0), part.position)
+                    self.num_adopted += num_adopted
+                    bits = self._bits.get((node.incarnation, sequence, layer), set())
+                    if num_adopted and bits != {node.name in self._unlike}:
+                        where = f"{node.incarnation} sequence {sequence} layer {layer}"
+                        raise Violation(f"I16: {where}: copies were taken over that have other bits")
 
     def check_node(self, node: WorkerView) -> None:
         """Check everything that a stage claims to hold."""
@@ -101,7 +110,9 @@ class KvCheck:
                 sequence = state.sequences.get(number)
                 if sequence is None or sequence.state is SequenceState.ENDED:
                     key = node.incarnation, number
-                    leaking[key] = self._leaking_since.get(key, now)
+                    since = self._leaking_since.get(key, now)
+                    # a broker that has slept has had no time to order anything
+                    leaking[key] = now if self._scene.broker.has_paused_since(since) else since
                     if now - leaking[key] > LEAK_S:
                         raise Violation(f"I16: {node.incarnation} has kept a copy of ended sequence {number}")
         self._leaking_since = leaking
@@ -120,11 +131,20 @@ class KvCheck:
         if grown and part.sender not in self.sources_of(node.incarnation):
             raise Violation(f"I10: {node.incarnation} stores a part from {part.sender}, which no order names")
         self.num_parts += bool(grown)
+        self._record_bits(part, stored, node)
         states, chains = self._expected.of(part.sequence, copy.tokens), node.executor.chains[part.sequence]
         for layer in stored:
             if chains[layer][data.start : data.stop] != states[layer][data.start : data.stop]:
                 where = f"{node.incarnation} sequence {part.sequence} layer {layer}"
                 raise Violation(f"I16: {where}: positions {data.start} to {data.stop} are not those of its tokens")
+
+    def _record_bits(self, part: KvPart, layers: list[int], node: WorkerView) -> None:
+        """Record whose bits the copied layers have by now. A part at the beginning replaces what was before."""
+        name, _, _ = part.sender.rpartition(".")
+        for layer in layers:
+            key = node.incarnation, part.sequence, layer
+            before = set() if part.block == 0 else self._bits.get(key, set())
+            self._bits[key] = before | {name in self._unlike}
 
     def _check_evicted(self, num_bytes: int, node: WorkerView) -> None:
         """Check that a stage has dropped copies until this much memory was free, or all of them."""

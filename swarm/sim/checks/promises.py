@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from swarm.broker import actions as broker_act
 from swarm.broker.recovery.restart import REJOIN_S
 from swarm.broker.state import Request, Sequence, SequenceState, State
+from swarm.broker.steps.kv_capacity import shareable_positions
 from swarm.sim.checks.audit import Audit, Violation
 from swarm.wire.messages import (
     Accepted,
@@ -206,7 +207,7 @@ class PromiseCheck:
         if sequence.num_preempted:
             return  # it was preempted by sequences with a higher claim
         if sequence.state is SequenceState.WAITING:
-            if self._would_fit(sequence, state):
+            if self._would_fit(sequence, state) and not _starts_from_sibling(sequence, state):
                 raise Violation(f"I8: sequence {sequence.id} is held everywhere up to {num_held}, and waits")
             return
         counts = min([sequence.kv, *(run.start for run in sequence.rebuilds)])
@@ -225,3 +226,9 @@ class PromiseCheck:
         at, dues = request.deadline_at, self._deadlines.get(request.id, ())
         if at is not None and dues and not any(due - 0.01 <= at <= due + DRIFT_S for due in dues):
             raise Violation(f"I1: {request.id} was due at {dues[-1]:.2f}, and after a restart at {at:.2f}")
+
+
+def _starts_from_sibling(sequence: Sequence, state: State) -> bool:
+    """Whether a waiting sequence is to share the prompt of a running one of its request."""
+    is_shareable = shareable_positions(sequence, state.shared.unit) > 0
+    return is_shareable and any(other.state is SequenceState.RUNNING for other in sequence.request.sequences)

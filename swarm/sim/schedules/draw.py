@@ -36,6 +36,8 @@ SMALL = 0.15  # share of schedules with a worker that is too small for its longe
 # share of schedules whose first request exceeds the window of unacknowledged tokens: one is enough, and slow
 LONG = 0.15
 CROWDED = 0.25  # share of schedules in which many sequences grow and memory is so short that some are preempted
+NO_SHARING = 0.5  # share of schedules in which no worker shares memory between sequences
+MANY_CONTINUATIONS = 0.2  # share of the others in which prompts are continued many times
 DEADLINE = 0.1  # share of requests with a deadline
 SMALL_LOG = 0.25  # share of schedules whose activation logs are too small for the running sequences
 BAD_WEATHER = 0.5
@@ -117,6 +119,7 @@ def make_schedule(seed: int, *, faults: bool = True) -> Schedule:
     crowd = Random(f"crowd {seed}")
     if crowd.random() < CROWDED:
         schedule = _make_crowded(crowd, schedule)
+    schedule = _draw_sharing(Random(f"sharing {seed}"), schedule)
     readers = Random(f"readers {seed}")
     if readers.random() < READ_ELSEWHERE and schedule.settings.requests.has_journal:
         schedule = _add_readers(readers, schedule)
@@ -261,6 +264,21 @@ def _make_crowded(random: Random, schedule: Schedule) -> Schedule:
         )
     crowded = replace(schedule, workers=workers, requests=tuple(requests))
     return _replace_scheduler(crowded, kv_headroom=random.choice([1, 32]), max_running=64)
+
+
+def _draw_sharing(random: Random, schedule: Schedule) -> Schedule:
+    """Draw the chunks that workers can share, and perhaps more sequences of one prompt than there is memory for."""
+    if random.random() < NO_SHARING:
+        return schedule
+    units = random.choice([(32,), (64,), (32, 64), (32, 32, 0)])
+    workers = tuple(replace(worker, share_unit=random.choice(units)) for worker in schedule.workers)
+    requests = schedule.requests
+    if random.random() < MANY_CONTINUATIONS:
+        requests = tuple(
+            replace_fields(spec, params=msgspec.structs.replace(spec.submit.params, n=random.choice([1, 4, 8])))
+            for spec in requests
+        )
+    return replace(schedule, workers=workers, requests=requests)
 
 
 def _draw_journal(random: Random, schedule: Schedule) -> Schedule:

@@ -85,6 +85,7 @@ class WorkerSpec:
     joins_at: float
     memory_bytes: int
     capacity: int  # positions of KV memory
+    share_unit: int = 0  # positions of a chunk that sequences can share; 0: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ class Machines:
     slowness: dict[str, float]
     measure: bool
     together: bool  # all workers on one machine
+    unlike: tuple[str, ...] = ()  # workers whose kernels compute other bits than those of the others
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ KEPT = 0.15  # share of schedules in which some requests are kept when their rea
 BROKER_SLEEPS = 0.04  # share of schedules in which the broker is paused for long
 SLEEP_S = (31.0, 40.0)  # longer than unanswered requests wait for the broker, shorter than answered ones do
 MANY_COPIES = 0.2  # share of schedules in which workers share the layers, and most sequences grow long
+UNLIKE = 0.15  # share of schedules in which the kernels of some workers compute other bits
 NO_COPIES = 0.2  # share of schedules in which workers hold no copies of keys and values
 KV_OFTEN = 0.08  # share of schedules with a fault of copies, for each kind
 KV_POINTS = ("SendKv", "ReceiveKv", "KvArrived", "KvHeld", "Activate")  # a worker dies before or after one of these
@@ -73,7 +74,15 @@ def make_full_schedule(seed: int, *, faults: bool = True) -> Schedule:
     schedule = _draw_copies(Random(f"copies {seed}"), schedule, faults=faults)
     for kind in KV_FAULTS if faults else ():
         schedule = _add_kv_fault(kind, Random(f"{kind} {seed}"), schedule)
-    return schedule
+    return _draw_bits(Random(f"bits {seed}"), schedule)
+
+
+def _draw_bits(random: Random, schedule: Schedule) -> Schedule:
+    """Have the kernels of some workers compute other bits, so that keys and values are not copied to the others."""
+    if random.random() >= UNLIKE or schedule.machines.together:
+        return schedule
+    unlike = tuple(spec.name for spec in schedule.workers if random.random() < 0.5)
+    return replace(schedule, machines=replace(schedule.machines, unlike=unlike))
 
 
 def _draw_copies(random: Random, schedule: Schedule, *, faults: bool) -> Schedule:

@@ -24,24 +24,13 @@ from dataclasses import dataclass, field
 import torch
 
 from swarm.errors import IllegalMove
-from swarm.log import get_logger
 from swarm.stage.attention.grid import CELL, round_up
 from swarm.stage.attention.layouts import choose_layouts
 from swarm.stage.attention.racks import KvShape, LayerBuffer, Rack, Region, new_buffer
-from swarm.stage.attention.sharing import (
-    MAX_FILES,
-    MAX_RANGES,
-    MIN_SHARED,
-    SharedPositions,
-    SharingAccount,
-    can_share,
-    move_to_file,
-    shared_unit,
-)
+from swarm.stage.attention.shared_slots import SharedSlots, SlotMappings
+from swarm.stage.attention.sharing import can_share
 from swarm.stage.attention.transfer import Slabs, count_numbers
 from swarm.wire.messages import LayerRange, Row
-
-log = get_logger(__name__)
 
 # Sequences that share a rack, on systems where giving back a part of a mapping zeroes it.
 _RACK_SLOTS = 32
@@ -55,8 +44,10 @@ class _StoredSequence:
     used: int  # positions that count as used
     layers: set[int] = field(default_factory=set)  # layers in which something was written
     copies: dict[int, int] = field(default_factory=dict)  # layers of them that hold a copy, with the counted positions
-    shared: SharedPositions = field(default_factory=SharedPositions)
-    ranges: int = 0  # ranges of the slot over which other pages are mapped, also if they don't count as shared
+    mappings: SlotMappings = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.mappings = SlotMappings(self.rack, self.slot)
 
     @property
     def allocated(self) -> int:
@@ -74,7 +65,7 @@ class KvArena:
         self._sequences: dict[int, _StoredSequence] = {}  # by sequence
         self._racks: list[Rack] = []
         self._used = 0  # positions that count as used, of all sequences, as if they shared nothing
-        self._sharing = SharingAccount()
+        self._shared = SharedSlots()
         self.copied: Counter[int] = Counter()  # positions of copies, of all sequences, by layer
 
     def __len__(self) -> int:
@@ -91,7 +82,7 @@ class KvArena:
     @property
     def used(self) -> int:
         """Positions that count as used, of all sequences. Shared ones count once."""
-        return self._used - self._sharing.saved
+        return self._used - self._shared.positions.saved
 
     @property
     def wasted(self) -> int:
@@ -126,42 +117,28 @@ class KvArena:
         layers = old.layers - old.copies.keys()
         regions = {layer: self._existing_region(source, layer) for layer in sorted(layers)}
         mine = {layer: self.ensure_region(sequence, layer, *region.read(0, 0)) for layer, region in regions.items()}
-        if may_share and self._num_slots > 1 and can_share():
-            self._share(held, old, position)
+        start = 0
+        if may_share and self.can_share:
+            start = self._shared.fork(
+                sequence, source, position, mine=held.mappings, other=old.mappings, layers=held.layers
+            )
         for layer, region in regions.items():
-            mine[layer].copy_from(region, position, start=held.shared.stop)
+            mine[layer].copy_from(region, position, start=start)
 
     # --- shared prefixes ---------------------------------------------------------------------------------------------
 
-    def _share(self, held: _StoredSequence, source: _StoredSequence, position: int) -> None:
-        """Share the source's first positions with a sequence that has the same layers, as far as possible."""
-        buffers = {layer: source.rack.buffers[layer] for layer in held.layers}
-        unit = shared_unit(buffers.values())
-        stop = position // unit * unit if unit else 0
-        ranges = 2 * sum(buffer.shape.heads for buffer in buffers.values())
-        if any(shared.offsets.keys() != buffers.keys() for shared, _ in source.shared.prefixes):
-            return  # it has gained layers since
-        if stop - source.shared.stop < MIN_SHARED:
-            stop = min(stop, source.shared.stop)
-        num_files = len(source.shared.prefixes) + 1
-        num_ranges = sum(each.ranges for each in self._sequences.values()) + 2 * (num_files + 1) * ranges
-        if stop == 0 or num_files > MAX_FILES or num_ranges > MAX_RANGES:
-            return
-        try:
-            if source.shared.stop < stop:
-                shared = move_to_file(buffers, source.slot, source.shared.stop, stop)
-                source.ranges += ranges
-                shared.map(source.rack.buffers, source.slot, stop)
-                self._sharing.hold(source.shared, shared, stop)
-            for shared, end in source.shared.prefixes:
-                # Only whole: a file of which a sequence holds a part takes the memory of all of it.
-                if not shared.stop == end <= stop:
-                    break
-                held.ranges += ranges
-                shared.map(held.rack.buffers, held.slot, end)
-                self._sharing.hold(held.shared, shared, end)
-        except OSError as error:  # no file or no mapping is to be had: copying always works
-            log.warning("kv_not_shared", error=str(error))
+    @property
+    def can_share(self) -> bool:
+        """Whether sequences can share pages."""
+        return self._num_slots > 1 and not self._shared.is_refused and can_share()
+
+    def start_sharing(self, unit: int) -> None:
+        """Count all sequences in full, and share by this unit from now on; 0: as suits the layers."""
+        self._shared.start(unit, (held.mappings for held in self._sequences.values()))
+
+    def shared_stop(self, sequence: int) -> int:
+        """Return how many of the sequence's first positions count as shared."""
+        return self._shared.positions.stop(sequence)
 
     def shrink(self, sequence: int, limit: int) -> None:
         """Reduce the sequence's reservation to ``limit`` and give back the memory beyond it."""
@@ -169,8 +146,8 @@ class KvArena:
         if held is None:
             return
         held.limit = round_up(limit)
-        if held.limit < held.shared.stop:
-            self._sharing.count_apart(held.shared)
+        if held.limit < held.mappings.stop:
+            self._shared.stop(sequence, held.mappings)
         taken = self._count_used(limit)
         if held.allocated > taken:
             self._used -= max(0, held.used - taken)
@@ -178,9 +155,9 @@ class KvArena:
             for layer, positions in list(held.copies.items()):
                 self._count_copy(held, layer, min(positions, taken))
             if not self._has_pages:
-                self._resize(held.rack, taken)
+                held.rack.resize(taken)
             for layer in held.layers if self._num_slots > 1 else ():
-                held.rack.buffers[layer].free_from(held.slot, held.limit, is_mapped=held.ranges > 0)
+                held.rack.buffers[layer].free_from(held.slot, held.limit, is_mapped=held.mappings.is_mapped)
 
     # --- keys and values in motion -----------------------------------------------------------------------------------
 
@@ -213,15 +190,14 @@ class KvArena:
         if len(flat) != count_numbers(shapes, stop - start):
             raise IllegalMove(f"{len(flat)} numbers don't fill {stop - start} positions of {layers.label}")
         counted = self._count_used(stop)
-        if start < held.shared.stop:
-            self._sharing.count_apart(held.shared)
+        if held.mappings.covers(start, range(layers.first, layers.stop)):
+            self._shared.stop(sequence, held.mappings)
+        self._allocate(held, counted)
         for layer in range(layers.first, layers.stop):
             if active is not None and active.first <= layer < active.stop:
                 self._mark_used(held, stop)
             elif held.copies.get(layer, 0) < counted:
                 self._count_copy(held, layer, counted)
-        if not self._has_pages and held.rack.positions < held.allocated:
-            self._resize(held.rack, held.allocated)
         for layer, shape in zip(range(layers.first, layers.stop), shapes, strict=True):
             if layer not in held.layers:
                 self.ensure_region(sequence, layer, *shape.empty(flat))
@@ -251,18 +227,18 @@ class KvArena:
         if held is None:
             return
         self._used -= held.used
-        self._clear(held)
+        self._clear(sequence, held)
         held.rack.free.append(held.slot)
         held.rack.free.sort(reverse=True)
         if len(held.rack.free) == self._num_slots:
             self._racks.remove(held.rack)
 
-    def _clear(self, held: _StoredSequence) -> None:
+    def _clear(self, sequence: int, held: _StoredSequence) -> None:
         """Drop the sequence's data. A reused slot must read as zeros, since the old data may contain NaNs."""
-        self._sharing.count_apart(held.shared)
+        self._shared.positions.release(sequence)
         for layer in [*held.layers, *held.copies]:
             self._drop_layer(held, layer)
-        held.ranges = 0
+        held.mappings.forget()
 
     def _drop_layer(self, held: _StoredSequence, layer: int) -> None:
         buffer = held.rack.buffers.get(layer)  # none if a copy of it was counted but got no memory
@@ -270,14 +246,15 @@ class KvArena:
             held.rack.buffers.pop(layer, None)
             held.rack.forget_addresses()
         elif buffer is not None:
-            buffer.clear(held.slot, is_mapped=held.ranges > 0)
+            buffer.clear(held.slot, is_mapped=held.mappings.is_mapped)
         held.layers.discard(layer)
         self._count_copy(held, layer, 0)
 
     def reset(self) -> None:
         self._sequences.clear()
         self._racks.clear()
-        self._used, self._sharing = 0, SharingAccount()
+        self._used = 0
+        self._shared.positions.clear(self._shared.positions.unit)
         self.copied.clear()
 
     def truncate(self, sequence: int, position: int) -> None:
@@ -286,10 +263,10 @@ class KvArena:
         Only a cut to 0 frees memory.
         """
         held = self._sequences.get(sequence)
-        if held is not None and position < held.shared.stop:
-            self._sharing.count_apart(held.shared)
+        if held is not None and 0 < position < held.mappings.stop:
+            self._shared.stop(sequence, held.mappings)
         if position == 0 and held is not None:
-            self._clear(held)
+            self._clear(sequence, held)
             self._used -= held.used
             held.used = 0
 
@@ -301,9 +278,10 @@ class KvArena:
             for layer in [layer for layer in rack.buffers if layer not in own and layer not in kept]:
                 del rack.buffers[layer]
             rack.forget_addresses()
+        for pages in {pages for held in self._sequences.values() for pages, _ in held.mappings.runs}:
+            pages.keep_layers(own)
+        self.start_sharing(self._shared.positions.unit)
         for held in self._sequences.values():
-            if any(shared.offsets.keys() != set(own) for shared, _ in held.shared.prefixes):
-                self._sharing.count_apart(held.shared)  # its positions in other layers are its own
             for layer in {*held.layers, *held.copies}:
                 positions = held.copies.get(layer, 0)
                 if layer in own:
@@ -330,32 +308,28 @@ class KvArena:
         """Count the row's positions as used; they are about to be written."""
         self.check_reserved(row)
         held = self._sequences[row.sequence]
-        if row.start < held.shared.stop:
-            self._sharing.count_apart(held.shared)
+        if row.start < held.mappings.stop:
+            self._shared.stop(row.sequence, held.mappings)
         self._mark_used(held, row.start + row.count)
 
     def _mark_used(self, held: _StoredSequence, position: int) -> None:
         more = self._count_used(position) - held.used
         if more > 0:
+            self._allocate(held, held.used + more)
             held.used += more
             self._used += more
-            if not self._has_pages:
-                self._resize(held.rack, held.allocated)
+
+    def _allocate(self, held: _StoredSequence, positions: int) -> None:
+        """Fit the rack of a sequence to what it holds and to this many positions, before they are counted: memory may
+        end. Where it has pages, it is allocated by writing."""
+        needed = max(positions, held.allocated)
+        if not self._has_pages and held.rack.positions != needed:
+            held.rack.resize(needed)
 
     def _count_used(self, positions: int) -> int:
         """Return how many positions count as used when this many are written. Attention reads whole cells, so where
         memory has no pages a whole cell is allocated."""
         return round_up(positions) if self._has_pages else -(-positions // CELL) * CELL
-
-    def _resize(self, rack: Rack, positions: int) -> None:
-        """Resize the rack of one sequence, layer after layer, so that little memory is held twice."""
-        kept = min(rack.positions, positions)
-        rack.positions = positions
-        rack.forget_addresses()
-        for layer, old in rack.buffers.items():
-            new = new_buffer(self._num_slots, positions, old.shape, old.keys)
-            new.region(0).copy_from(old.region(0), kept)
-            rack.buffers[layer] = new
 
     def slot(self, sequence: int) -> tuple[Rack, int]:
         """Return the sequence's rack and slot, which are the same in every layer."""

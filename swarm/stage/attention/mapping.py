@@ -10,6 +10,7 @@ from typing import Any
 
 MAP_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Linux's value; Python got the name later
 _MAP_FIXED = 0x10
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 def map_pages(address: int, num_bytes: int, file: int = -1, offset: int = 0) -> None:
@@ -21,6 +22,20 @@ def map_pages(address: int, num_bytes: int, file: int = -1, offset: int = 0) -> 
     if _mmap()(address, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, file, offset) != address:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+def free_pages(file: int, offset: int, num_bytes: int) -> None:
+    """Free the pages of a range of a file in memory, which reads as zeros from then on. Raises ``OSError``."""
+    if _fallocate()(file, _KEEP_SIZE | _PUNCH_HOLE, offset, num_bytes):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+@cache
+def _fallocate() -> Any:
+    function = ctypes.CDLL(None, use_errno=True).fallocate
+    function.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return function
 
 
 @cache

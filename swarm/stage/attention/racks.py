@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -110,6 +110,20 @@ class LayerBuffer:
     def shape(self) -> KvShape:
         return KvShape(self.keys.shape[1], *self.sizes)
 
+    def resize(self, positions: int, num_kept: int) -> LayerBuffer:
+        """Return another buffer of one slot for this many positions, with the first ``num_kept`` of this one."""
+        resized = new_buffer(1, positions, self.shape, self.keys)
+        resized.region(0).copy_from(self.region(0), num_kept)
+        return resized
+
+    def cut(self, positions: int) -> LayerBuffer:
+        """Return the first positions of the same memory."""
+        keys, values = (
+            part[:, :, : positions // layout.unit]
+            for part, layout in zip((self.keys, self.values), self.layouts, strict=True)
+        )
+        return replace(self, keys=keys, values=values)
+
     def region(self, slot: int) -> Region:
         return Region(self.keys[slot], self.values[slot], self.sizes, self.layouts)
 
@@ -159,6 +173,22 @@ class Rack:
     # slab.
     tables: dict[LayerRange, Any] = field(default_factory=dict)
     moves: dict[LayerRange, Any] = field(default_factory=dict)  # the same for moves between machines (``transfer``)
+
+    def resize(self, positions: int) -> None:
+        """Resize the rack of one sequence, layer after layer, so that little memory is held twice. If memory ends, a
+        larger rack is as it was before, and a smaller one keeps some of its memory."""
+        before, resized = self.positions, dict[int, LayerBuffer]()
+        self.forget_addresses()
+        try:
+            for layer, old in self.buffers.items():
+                resized[layer] = old.resize(positions, min(before, positions))
+                self.buffers[layer] = resized[layer]
+        except (MemoryError, RuntimeError):  # the second is torch's
+            if positions > before:
+                self.buffers |= {layer: buffer.cut(before) for layer, buffer in resized.items()}
+                raise
+            self.buffers |= {layer: buffer.cut(positions) for layer, buffer in self.buffers.items()}
+        self.positions = positions
 
     def forget_addresses(self) -> None:
         """Empty the tables: a slab has changed."""

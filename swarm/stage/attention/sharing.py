@@ -1,9 +1,9 @@
-"""Prefixes whose pages several sequences of an arena share (on a CPU, under Linux).
+"""Pages that several sequences of an arena share (on a CPU, under Linux).
 
-A fork moves the prefix of its source once to a file in memory, and maps the file's pages over the prefix in both slots.
-Later forks of the same prefix only map them. The mappings are private: a sequence that writes there gets pages of its
-own, so a write never shows in another sequence, or in another process. The kernel frees the file with its last mapping,
-in whatever order the sequences end. Addresses stay the same, so attention needs no change.
+The account (``wire.shared_positions``) decides which positions a fork shares. Their chunks move once to a file in
+memory and are mapped over the slots of the source and of each fork. The mappings are private: a sequence that writes
+there gets pages of its own, so a write never shows in another sequence, or in another process. Addresses stay the same,
+so attention needs no change. A chunk's pages are freed with its last mapping, in whatever order the sequences end.
 """
 
 from __future__ import annotations
@@ -13,121 +13,188 @@ import math
 import mmap
 import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 
-from swarm.stage.attention.mapping import map_pages
-from swarm.stage.attention.racks import LayerBuffer
+from swarm.stage.attention.layouts import Layout
+from swarm.stage.attention.mapping import free_pages, map_pages
+from swarm.stage.attention.racks import KvShape, LayerBuffer, SlotPart
 
-# Shorter prefixes are copied, which takes as long as mapping them.
+# Least positions of a chunk: copying fewer takes as long as mapping them.
 MIN_SHARED = 256
-# Mapped ranges of one arena. A process may have 65,530 mappings by default, and the memory behind a range counts again.
-MAX_RANGES = 16_384
-# Files behind one sequence. A conversation that grows by turns adds one in each; beyond that it is copied.
-MAX_FILES = 8
+_USUAL_MAX_MAPPINGS = 65_530  # Linux's default of vm.max_map_count
+
+
+class PageFile:
+    """File in memory. It ends with the last pages that refer to it."""
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("swarm-kv", os.MFD_CLOEXEC)
+        self._size = 0
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            os.close(self._file)
+
+    def reserve(self, num_bytes: int) -> int:
+        """Return the offset of a new range, which takes memory only where it is written."""
+        offset, self._size = self._size, self._size + num_bytes
+        return offset
+
+    def write(self, address: int, num_bytes: int, offset: int) -> None:
+        view = memoryview((ctypes.c_char * num_bytes).from_address(address))
+        done = 0
+        while done < num_bytes:
+            done += os.pwrite(self._file, view[done:], offset + done)
+
+    def map(self, address: int, num_bytes: int, offset: int) -> None:
+        """Map a range over the pages at an address."""
+        map_pages(address, num_bytes, self._file, offset)
+
+    def free(self, offset: int, num_bytes: int) -> None:
+        """Free the memory of a range, over which nothing is mapped any more."""
+        free_pages(self._file, offset, num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _FilePart:
+    """Place of the keys, or of the values, of a layer in a file."""
+
+    offset: int  # of the first head
+    stride: int  # bytes from head to head
+    heads: int
+    position_bytes: int  # of one position in one head
 
 
 @dataclass(slots=True, eq=False)
-class SharedPrefix:
-    """Positions ``start`` to ``stop`` that several sequences hold, in a file in memory."""
+class SharedPages:
+    """Pages of a run of chunks, from position ``start`` on."""
 
+    file: PageFile
     start: int
-    stop: int
-    file: int  # file descriptor
-    offsets: dict[int, tuple[int, int]]  # of the keys and of the values in the file, by layer
-    holders: int = 0
+    unit: int  # positions of a chunk
+    layers: dict[int, tuple[_FilePart, _FilePart]] = field(default_factory=dict)  # keys and values by layer
+    num_slots: list[int] = field(default_factory=list)  # slots over which each chunk is mapped
 
-    @property
-    def size(self) -> int:
-        return self.stop - self.start
+    @classmethod
+    def reserve(cls, file: PageFile, start: int, unit: int, buffers: Mapping[int, LayerBuffer]) -> SharedPages:
+        """Return a new run, with room for as many positions as the slots of these buffers have."""
+        pages = cls(file, start, unit)
+        for layer, buffer in buffers.items():
+            keys, values = (pages._reserve(part) for part in buffer.parts(0, start, start + unit))
+            pages.layers[layer] = keys, values
+        return pages
 
-    def __del__(self) -> None:
-        os.close(self.file)
-
-    def map(self, buffers: Mapping[int, LayerBuffer], slot: int, stop: int) -> int:
-        """Map the positions before ``stop`` over those of a slot. Return the number of mapped ranges."""
-        count = 0
-        for layer, offsets in self.offsets.items():
-            for part, whole, offset in zip(
-                buffers[layer].parts(slot, self.start, stop),
-                buffers[layer].parts(slot, self.start, self.stop),
-                offsets,
-                strict=True,
-            ):
-                for head, address in enumerate(part.addresses):
-                    map_pages(address, part.num_bytes, self.file, offset + head * whole.num_bytes)
-                count += part.heads
-        return count
-
-
-@dataclass(slots=True)
-class SharedPositions:
-    """Shared prefixes of one sequence, from position 0 on without gaps."""
-
-    # each with the position up to which it is the sequence's
-    prefixes: list[tuple[SharedPrefix, int]] = field(default_factory=list)
+    def _reserve(self, chunk: SlotPart) -> _FilePart:
+        stride = chunk.stride  # the whole slot's: in the file it takes no memory
+        position_bytes = chunk.num_bytes // self.unit
+        return _FilePart(self.file.reserve(stride * chunk.heads), stride, chunk.heads, position_bytes)
 
     @property
     def stop(self) -> int:
-        return self.prefixes[-1][1] if self.prefixes else 0
+        return self.start + self.unit * len(self.num_slots)
+
+    @property
+    def num_ranges(self) -> int:
+        """Ranges of a slot over which it is mapped."""
+        return sum(part.heads for parts in self.layers.values() for part in parts)
+
+    def extend(self, buffers: Mapping[int, LayerBuffer], slot: int, stop: int) -> None:
+        """Move a slot's positions from the run's end to ``stop`` into the file, and map them over the slot. No more
+        than a layer's keys or values are in memory twice."""
+        for address, num_bytes, offset in self._ranges(buffers, slot, self.stop, stop):
+            self.file.write(address, num_bytes, offset)
+            self.file.map(address, num_bytes, offset)
+        self.num_slots.extend([1] * ((stop - self.stop) // self.unit))
+
+    def map(self, buffers: Mapping[int, LayerBuffer], slot: int, stop: int) -> None:
+        """Map the positions before ``stop`` over those of another slot."""
+        for address, num_bytes, offset in self._ranges(buffers, slot, self.start, stop):
+            self.file.map(address, num_bytes, offset)
+        for chunk in range((stop - self.start) // self.unit):
+            self.num_slots[chunk] += 1
+
+    def copy_out(self, buffers: Mapping[int, LayerBuffer], slot: int, stop: int) -> None:
+        """Give a slot pages of its own for the positions before ``stop``."""
+        for address, num_bytes, _ in self._ranges(buffers, slot, self.start, stop):
+            content = ctypes.string_at(address, num_bytes)
+            map_pages(address, num_bytes)
+            ctypes.memmove(address, content, num_bytes)
+        self.leave(stop)
+
+    def leave(self, stop: int) -> None:
+        """Note that the positions before ``stop`` are no longer mapped over a slot, and free chunks without one."""
+        for chunk in range((stop - self.start) // self.unit):
+            self.num_slots[chunk] -= 1
+            if not self.num_slots[chunk]:
+                for parts in self.layers.values():
+                    self._free(parts, chunk * self.unit, self.unit)
+
+    def keep_layers(self, layers: Collection[int]) -> None:
+        """Free all other layers, whose buffers are gone."""
+        for layer in self.layers.keys() - set(layers):
+            self._free(self.layers.pop(layer), 0, len(self.num_slots) * self.unit)
+
+    def _free(self, parts: Iterable[_FilePart], first: int, count: int) -> None:
+        for part in parts:
+            for head in range(part.heads):
+                offset = part.offset + head * part.stride + first * part.position_bytes
+                self.file.free(offset, count * part.position_bytes)
+
+    def _ranges(
+        self, buffers: Mapping[int, LayerBuffer], slot: int, start: int, stop: int
+    ) -> Iterable[tuple[int, int, int]]:
+        """Yield address, length and offset in the file of these positions, in every layer and head."""
+        for layer, places in self.layers.items():
+            for part, place in zip(buffers[layer].parts(slot, start, stop), places, strict=True):
+                for head, address in enumerate(part.addresses):
+                    offset = place.offset + head * place.stride + (start - self.start) * place.position_bytes
+                    yield address, part.num_bytes, offset
 
 
-@dataclass(slots=True)
-class SharingAccount:
-    """Account of the positions that sequences share. A shared prefix counts in full while a sequence holds some of it,
-    and the holders' positions in it don't count."""
-
-    saved: int = 0  # positions of all sequences that don't count
-
-    def hold(self, positions: SharedPositions, shared: SharedPrefix, stop: int) -> None:
-        """Count a shared prefix up to ``stop`` as a part of a sequence."""
-        self.saved += stop - shared.start - (0 if shared.holders else shared.size)
-        shared.holders += 1
-        positions.prefixes.append((shared, stop))
-
-    def count_apart(self, positions: SharedPositions) -> None:
-        """Count all of a sequence's positions as its own. Pages that it still shares become its own when written."""
-        for shared, stop in positions.prefixes:
-            shared.holders -= 1
-            self.saved -= stop - shared.start - (0 if shared.holders else shared.size)
-        positions.prefixes.clear()
-
-
+@cache
 def can_share() -> bool:
-    """Whether this system can map the pages of one file in memory at several addresses."""
-    return sys.platform == "linux" and hasattr(os, "memfd_create")
+    """Whether this system can map the pages of one file in memory at several addresses, and free them."""
+    if sys.platform != "linux" or not hasattr(os, "memfd_create"):
+        return False
+    content = b"\x01" * mmap.PAGESIZE
+    try:
+        file, pages = PageFile(), mmap.mmap(-1, 2 * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        view = (ctypes.c_char * len(pages)).from_buffer(pages)
+        address = ctypes.addressof(view)
+        pages[: len(content)] = content
+        file.write(address, len(content), 0)
+        file.map(address + len(content), len(content), 0)
+        is_mapped = bool(pages[len(content) :] == content)
+        file.free(0, len(content))
+        return is_mapped and pages[len(content) :] == bytes(len(content))
+    except OSError:
+        return False
 
 
-def shared_unit(buffers: Collection[LayerBuffer]) -> int:
-    """Return the positions whose keys and values fill whole pages in every head of these layers; 0 if heads do not
-    begin on pages."""
+def max_ranges() -> int:
+    """Return how many mapped ranges sharing may take: less than half of what the kernel allows a process, because the
+    sequences of the plan before may keep theirs."""
+    try:
+        allowed = int(Path("/proc/sys/vm/max_map_count").read_text())
+    except (OSError, ValueError):
+        allowed = _USUAL_MAX_MAPPINGS
+    return allowed * 3 // 8
+
+
+def chunk_positions(shapes: Iterable[KvShape], layouts: tuple[Layout, Layout], itemsize: int) -> int:
+    """Return the positions of a chunk, whose keys and values fill whole pages in every head of these layers."""
     unit = 1
-    for buffer in buffers:
-        for tensor, layout in zip((buffer.keys, buffer.values), buffer.layouts, strict=True):
-            if tensor.stride(1) * tensor.itemsize % mmap.PAGESIZE:
-                return 0
-            num_bytes = tensor.stride(2) * tensor.itemsize
+    for shape in shapes:
+        for size, layout in zip((shape.key_size, shape.value_size), layouts, strict=True):
+            num_bytes = layout.numbers(size) * itemsize
             unit = math.lcm(unit, layout.unit * mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, num_bytes))
-    return unit
+    return -(-MIN_SHARED // unit) * unit
 
 
-def move_to_file(buffers: Mapping[int, LayerBuffer], slot: int, start: int, stop: int) -> SharedPrefix:
-    """Copy a slot's positions to a new file in memory. The slot keeps its pages until the file is mapped over them."""
-    shared = SharedPrefix(start, stop, os.memfd_create("swarm-kv", os.MFD_CLOEXEC), {})
-    offset = 0
-    for layer, buffer in buffers.items():
-        begins = []
-        for part in buffer.parts(slot, start, stop):
-            begins.append(offset)
-            for address in part.addresses:
-                _write(shared.file, address, part.num_bytes, offset)
-                offset += part.num_bytes
-        shared.offsets[layer] = begins[0], begins[1]
-    return shared
-
-
-def _write(file: int, address: int, num_bytes: int, offset: int) -> None:
-    view = memoryview((ctypes.c_char * num_bytes).from_address(address))
-    done = 0
-    while done < num_bytes:
-        done += os.pwrite(file, view[done:], offset + done)
+def is_on_pages(buffers: Iterable[LayerBuffer]) -> bool:
+    """Whether every head of these layers begins on a page."""
+    tensors = (tensor for buffer in buffers for tensor in (buffer.keys, buffer.values))
+    return all(tensor.stride(1) * tensor.itemsize % mmap.PAGESIZE == 0 for tensor in tensors)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import torch
+
 from swarm.errors import IllegalMove
 from swarm.stage.attention.arena import KvArena
+from swarm.stage.attention.layouts import choose_layouts
 from swarm.stage.attention.racks import KvShape
+from swarm.stage.attention.sharing import chunk_positions, max_ranges
 from swarm.stage.attention.transfer import from_patterns, to_patterns
 from swarm.stage.executor import KvData, KvDtype
 from swarm.stage.model.build import ModelSkeleton
@@ -28,6 +32,17 @@ class KvTransfers:
     def add_shapes(self, shapes: dict[int, KvShape]) -> None:
         """Record the shapes of layers that are loaded now."""
         self._shapes |= shapes
+
+    def sharing(self, layers: LayerRange) -> tuple[int, int]:
+        """Return the positions of a chunk that sequences can share in these layers, which are loaded, and the number of
+        mappings that may take; zeros if they can't."""
+        shapes = [self._shapes.get(layer) for layer in range(layers.first, layers.stop)]
+        known = [shape for shape in shapes if shape is not None]
+        if not self._arena.can_share or len(known) < len(shapes):
+            return 0, 0
+        like = torch.empty(0, dtype=self._dtype, device=self._device)
+        unit = chunk_positions(known, choose_layouts(like), like.itemsize)
+        return unit, max_ranges() // (2 * sum(shape.heads for shape in known))
 
     def read(self, sequence: int, layers: LayerRange, start: int, stop: int) -> KvData:
         flat = self._arena.read_positions(sequence, layers, start, stop)

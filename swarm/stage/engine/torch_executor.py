@@ -233,14 +233,8 @@ class TorchExecutor:
         loaded = time.perf_counter()
         warm_up_s = sum(self._warm_up_stage(self._loader.build_slice(stage, part)) for part in to_ranges(new))
         self._prepared = _PreparedStage(stage, standby_layers)
-        left_to_torch = sorted(self._left_to_torch)
-        kernels = describe_kernels(
-            self._skeleton,
-            stage.modules.values(),
-            left_to_torch,
-            formats=self._formats,
-            same_bits_when_cut=self._same_bits_when_cut,
-        )
+        kernels, bits = self._describe(stage.modules)
+        share_unit, share_mappings = self._transfers.sharing(layers)
         return Capacity(
             kv_tokens=max(0, self._capacity(layers, standby_layers) - max_sequences * self._arena.wasted),
             max_sequences=max_sequences,
@@ -248,8 +242,25 @@ class TorchExecutor:
             warm_up_s=warm_up_s,
             resident_bytes=psutil.Process().memory_info().rss,
             kernels=kernels + describe_fallback(stage),
-            bits=describe_bits(self._skeleton, left_to_torch, kernels, self._formats),
+            bits=bits,
+            share_unit=share_unit,
+            share_mappings=share_mappings,
         )
+
+    def _describe(self, modules: Modules) -> tuple[str, str]:
+        """Return the kernels that multiply in these modules, and whose bits they give."""
+        left_to_torch = sorted(self._left_to_torch)
+        kernels = describe_kernels(
+            self._skeleton,
+            modules.values(),
+            left_to_torch,
+            formats=self._formats,
+            same_bits_when_cut=self._same_bits_when_cut,
+        )
+        return kernels, describe_bits(self._skeleton, left_to_torch, kernels, self._formats)
+
+    def loaded_bits(self) -> str:
+        return self._describe(self._loaded_modules())[1]
 
     def keep(self, ranges: tuple[LayerRange, ...], progress: Progress, stopped: StopCheck) -> tuple[LayerRange, ...]:
         for layers in ranges:
@@ -287,7 +298,7 @@ class TorchExecutor:
             held |= modules
         return held
 
-    def activate(self, layers: LayerRange, kept: tuple[LayerRange, ...] = ()) -> None:
+    def activate(self, layers: LayerRange, kept: tuple[LayerRange, ...] = (), share_unit: int = 0) -> None:
         if self._prepared is not None and self._prepared.stage.layers == layers:
             loaded = self._loaded_modules()
             self._active, self._prepared = self._prepared, None
@@ -296,6 +307,7 @@ class TorchExecutor:
         elif self._active is None or self._active.stage.layers != layers:
             raise IllegalMove(f"layers {layers} were not prepared")
         self._arena.keep_layers(layers, layers_of(kept))
+        self._arena.start_sharing(share_unit)
         self._recheck = None
         cores.start_helpers(self.threads_alone)
 

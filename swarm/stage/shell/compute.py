@@ -33,6 +33,7 @@ from swarm.stage.events import (
     DeviceTested,
     Event,
     Idle,
+    KvArrived,
     OrderArrived,
     RecheckComputed,
     RecheckFailed,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 
 
 TICK_S = 0.1  # between two ``StageTick`` events
+STORE_S = 0.001  # for which arrived copies are stored before the next look for a step
 INBOX_SIZE = 4096  # events waiting for the compute thread; a full inbox means that it has hung
 
 log = get_logger(__name__)
@@ -202,7 +204,7 @@ class ComputeThread:
 
     def _kv_wait_s(self) -> float:
         may_take = not self._core.is_parked
-        return self.kv.wait_s(self._clock.now(), may_take=may_take, may_send=self._core.may_send_kv)
+        return self.kv.wait_s(self._clock.now(), may_take=may_take, may_send_at=self._core.next_kv_turn_at)
 
     def fail(self, error: BaseException) -> None:
         """End the worker after a bug in any thread: a worker that limps on would hide it. A supervisor restarts it."""
@@ -225,17 +227,18 @@ class ComputeThread:
         self._handle_events()
         has_received = False
         while not self._outbox and not self._stopping and (frames := self._pull.receive()) is not None:
+            if has_received:  # a step after a step: others may follow
+                self._move_kv(is_idle=False)
             has_received = True
             self._receive(frames)
             self._take_inbox()
             self._handle_events()
             self.kv.notice()
-            self._move_kv(is_idle=False)
         has_idle_work = self._has_idle_time()
         if not has_received and has_idle_work:
             self._events.append(Idle())
             self._handle_events()
-        self._move_kv(is_idle=not has_received and not has_idle_work)
+        self._move_kv(is_idle=not has_idle_work)
         self._recheck_connection.flush(self._clock.now())
         now = self._clock.now()
         if now - self._last_tick_at >= TICK_S:
@@ -255,13 +258,15 @@ class ComputeThread:
                 self.kv.hurry()
 
     def _move_kv(self, *, is_idle: bool) -> None:
-        """Store or send a part of a copy, if the core wants that now. A parked worker sends nothing."""
+        """Store parts of copies for a moment, or send some if the core wants to. A parked worker sends nothing."""
         if self._core.is_parked:
             return
-        event = self.kv.next_event(is_idle=is_idle, may_send=self._core.may_send_kv)
-        if event is not None:
+        stops_at = self._clock.now() + STORE_S
+        while (event := self.kv.next_event(is_idle=is_idle, may_send_at=self._core.next_kv_turn_at)) is not None:
             self._events.append(event)
             self._handle_events()
+            if not isinstance(event, KvArrived) or self._clock.now() >= stops_at:
+                break
 
     def _receive(self, frames: list[memoryview]) -> None:
         began_at, sender = self._clock.now(), self._pull.sender_key
@@ -330,13 +335,13 @@ class ComputeThread:
                 act.apply_to_executor(self._executor, action)
             case act.AllowSenders(keys, relay):
                 self._listener.set_allowed(keys, self._connector.resolve(relay))
-            case act.UseLayers(layers, kept):
-                self._executor.activate(layers, kept)
+            case act.UseLayers(layers, kept, share_unit):
+                self._executor.activate(layers, kept, share_unit)
                 bind(stage=str(layers))
             case act.OpenEdge() | act.DisconnectKey():
                 self._change_connection(action)
             case (
-                act.SendKvPart()
+                act.SendKvParts()
                 | act.StoreKv()
                 | act.ConnectKvTargets()
                 | act.AllowKvSenders()

@@ -328,6 +328,7 @@ def build_hello(
         held=core.hello_inventory(),
         logs=tuple(core.log.ranges()),
         kept=core.pending_plan.standby,
+        bits=core.pending_plan.bits,
     )
 
 

@@ -9,7 +9,6 @@ All methods belong to the compute thread. Encryption and slow writes belong to t
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -28,7 +27,7 @@ from swarm.wire.push import PushChannel
 # size bounds how long a step may wait there.
 MAX_PART_BYTES: Final = 4 << 20
 _LINGER_S: Final = 0.05  # accepted messages may still leave; closing without a linger would wait for the thread
-_QUEUE: Final = 2  # messages that a connection accepts in addition to the one that it is writing
+_QUEUE: Final = 2  # actions' messages that a connection accepts in addition to those that it is writing
 # errors of a device while keys and values are read or written; torch's own are RuntimeErrors
 MOVE_ERRORS: Final = (IllegalMove, RuntimeError, MemoryError)
 
@@ -41,18 +40,18 @@ _Frames = Sequence[tensors.Bytes]
 class _Target:
     edge: Edge
     channel: PushChannel
-    unsent: deque[_Frames] = field(default_factory=deque)  # messages of one action that were not accepted yet
+    unsent: list[_Frames] = field(default_factory=list)  # messages of one action, not accepted yet
 
     @property
     def is_blocked(self) -> bool:
         return bool(self.unsent) or not self.channel.is_ready
 
     def flush(self) -> bool:
-        """Send waiting messages as far as possible. Return whether there were any and all were accepted."""
+        """Send the waiting messages if the channel accepts them. Return whether there were any and it did."""
         if not self.unsent:
             return False
-        while self.unsent and self.channel.send(self.unsent[0]):
-            self.unsent.popleft()
+        if self.channel.send_all(self.unsent):
+            self.unsent = []
         return not self.unsent
 
 
@@ -96,25 +95,27 @@ class KvChannels:
         for name in [name for name, target in self._targets.items() if edge_key(target.edge) == key]:
             self._targets.pop(name).channel.close(_LINGER_S)
 
-    def send(self, action: act.SendKvPart) -> int:
-        """Read and send positions. Return their bytes, or 0 if the target or the sequence is gone, or still blocked."""
+    def send(self, action: act.SendKvParts) -> int:
+        """Read and send positions. Return their bytes, or 0 if the target or a sequence is gone, or still blocked."""
         target = self._targets.get(action.to.to)
         if target is None or target.unsent:
             return 0
         num_bytes = 0
         try:
-            for message, data in self._read(action):
-                num_bytes += len(data)
-                target.unsent.append(DATA.encode(message, data))
+            for part in action.parts:
+                for message, data in self._read(part):
+                    num_bytes += len(data)
+                    target.unsent.append(DATA.encode(message, data))
         except MOVE_ERRORS as error:
-            log.warning("kv_part_unreadable", sequence=action.sequence, reason=str(error))
+            sequences = [part.sequence for part in action.parts]
+            log.warning("kv_part_unreadable", sequences=sequences, reason=str(error))
             target.unsent.clear()
             return 0
         target.flush()
         return num_bytes
 
     def _read(self, action: act.SendKvPart) -> Iterator[tuple[KvPart, memoryview]]:
-        """Yield the action's messages, each of whole blocks (but for the last one) and of limited size."""
+        """Yield a part's messages, each of whole blocks (but for the last one) and of limited size."""
         start, stop, layers = action.start, action.start + len(action.tokens), action.layers
         block_bytes = BLOCK * sum(self._executor.manifest.kv_bytes_per_token[layers.first : layers.stop])
         positions = BLOCK * max(1, MAX_PART_BYTES // max(1, block_bytes))

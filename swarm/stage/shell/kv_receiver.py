@@ -1,8 +1,8 @@
 """The thread that receives copies of keys and values, on a listener of its own.
 
 Copies must not delay steps, so they arrive on other connections and another thread decodes them and verifies their
-checksums. The compute thread takes one part at a time, when it has nothing else to do. While ``MAX_PARTS`` wait for it,
-this thread reads nothing more: then kernel buffers fill up, and the senders are blocked.
+checksums. The compute thread takes them, a few at a time, when it has nothing else to do. While ``MAX_PARTS`` or
+``MAX_BYTES`` wait for it, this thread reads nothing more: then kernel buffers fill up, and the senders are blocked.
 
 The listener accepts peers like the listener for steps does: at loopback by the token in its address, elsewhere by their
 keys. What is no valid part of this model is counted, logged and dropped.
@@ -32,7 +32,8 @@ from swarm.wire.transport.keys import KeyPair
 if TYPE_CHECKING:
     from swarm.config import Settings
 
-MAX_PARTS: Final = 4  # parts that wait for the compute thread
+MAX_PARTS: Final = 64  # parts that wait for the compute thread; senders send parts of many sequences together
+MAX_BYTES: Final = 16 << 20  # of their keys and values, and one part more
 MAX_FRAME_BYTES: Final = 128 << 20  # a block of all layers of a large model; usual parts are far smaller
 _TICK_S: Final = 0.5  # longest wait; listeners check their deadlines at least this often
 
@@ -52,7 +53,7 @@ class ReceivedPart:
 class KvReceiver:
     """Owner of the listener for copies and of the thread that reads it.
 
-    ``fits``: whether such data can be this model's. ``on_part`` is called by the thread when a part can be taken, and
+    ``fits``: whether such data can be this model's. ``on_part`` is called by the thread when parts can be taken, and
     ``on_crash`` when a bug has ended it.
     """
 
@@ -70,6 +71,8 @@ class KvReceiver:
         self._clock = clock
         self._fits, self._on_part, self._on_crash = fits, on_part, on_crash
         self._parts: deque[ReceivedPart] = deque()  # appended by this thread, taken by the compute thread
+        self._num_taken_bytes = 0  # of the parts that were taken; ``num_bytes`` less these wait
+        self._is_full = False  # this thread waits until a part is taken
         self._allowed: frozenset[str] | None = None  # keys to accept from now on; None: no change
         self._lock = threading.Lock()  # protects ``_allowed``
         self._wake = WakeupFd()
@@ -108,7 +111,9 @@ class KvReceiver:
         if not self._parts:
             return None
         part = self._parts.popleft()
-        self._wake.set()
+        self._num_taken_bytes += part.data.numbers.nbytes
+        if self._is_full:  # otherwise the thread would wake up for every part
+            self._wake.set()
         return part
 
     def set_allowed(self, keys: frozenset[str]) -> None:
@@ -132,12 +137,20 @@ class KvReceiver:
         self._on_crash(error)
 
     def _run_once(self) -> None:
-        has_room = len(self._parts) < MAX_PARTS
-        self._pull.wait(_TICK_S, wake=self._wake, incoming=has_room)
+        self._is_full = True  # before the look: what is taken later wakes this thread
+        self._is_full = not self._has_room
+        self._pull.wait(_TICK_S, wake=self._wake, incoming=not self._is_full)
         self._wake.clear()
         self._apply_allowed()
-        while len(self._parts) < MAX_PARTS and not self._stopping and (frames := self._pull.receive()) is not None:
+        num_parts = self.num_parts
+        while self._has_room and not self._stopping and (frames := self._pull.receive()) is not None:
             self._receive(frames)
+        if self.num_parts > num_parts:
+            self._on_part()
+
+    @property
+    def _has_room(self) -> bool:
+        return len(self._parts) < MAX_PARTS and self.num_bytes - self._num_taken_bytes < MAX_BYTES
 
     def _apply_allowed(self) -> None:
         with self._lock:
@@ -157,7 +170,6 @@ class KvReceiver:
         self.num_parts += 1
         self.num_bytes += data.numbers.nbytes
         self._parts.append(ReceivedPart(part, data, sender))
-        self._on_part()
 
     def _decode(self, frames: list[memoryview]) -> tuple[KvPart, KvData]:
         """Decode a message. Raises WireError, also for data without a checksum or of another model."""

@@ -1,9 +1,9 @@
 """The compute thread's share of moving keys and values: when it stores an arrived part or what was read from disk, and
 when it offers the core to send or spill some. All this comes after everything else.
 
-After each step the core may use a turn within its budget; when nothing else is to be done, it may use as many as it
-likes. A turn in which the core sends nothing is not repeated until something has happened: a step, an order, a target
-that accepts again, or a tick.
+Between two steps the core may use a turn within its budget; when no step waits, it may use one after the other. A turn
+in which the core sends nothing is not repeated until something has happened: a step, an order, a target that accepts
+again, or a tick.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from swarm.stage.events import (
     ChunkLost,
     ChunkSpilled,
     KvArrived,
-    KvPartTaken,
+    KvPartsTaken,
     KvStoreFailed,
     KvTurn,
     SpilledRead,
@@ -38,8 +38,8 @@ _EVERY_S: Final = 0.02
 log = get_logger(__name__)
 
 DiskAction = act.SpillChunk | act.ReadSpilled | act.StoreSpilled | act.StopReadingSpilled
-KvAction = act.SendKvPart | act.StoreKv | act.ConnectKvTargets | act.AllowKvSenders | DiskAction
-Answer = KvPartTaken | KvStoreFailed | ChunkSpilled | SpilledRead | SpilledStored
+KvAction = act.SendKvParts | act.StoreKv | act.ConnectKvTargets | act.AllowKvSenders | DiskAction
+Answer = KvPartsTaken | KvStoreFailed | ChunkSpilled | SpilledRead | SpilledStored
 
 
 class KvTraffic:
@@ -80,14 +80,14 @@ class KvTraffic:
     def blocked_channels(self) -> tuple[PushChannel, ...]:
         return self._channels.blocked_channels()
 
-    def wait_s(self, now: float, *, may_take: bool, may_send: bool) -> float:
+    def wait_s(self, now: float, *, may_take: bool, may_send_at: float) -> float:
         """Return after what time there is something to do; infinite if nothing has happened. ``may_take``: whether
-        arrived parts are taken now. ``may_send``: whether the core may have something to send."""
+        arrived parts are taken now. ``may_send_at``: when the core may have something to send."""
         if may_take and self._receiver is not None and self._receiver.has_parts:
             return 0.0
         if may_take and self._spill is not None and self._spill.has_results:
             return 0.0
-        return max(0.0, self._next_turn_at - now) if may_send and self._is_due else inf
+        return max(0.0, self._next_turn_at - now, may_send_at - now) if self._is_due else inf
 
     def notice(self) -> None:
         """Record that something has happened, so that a turn may lead to a part."""
@@ -97,8 +97,9 @@ class KvTraffic:
         """Record that an order arrived, which the next turn is to follow at once."""
         self._is_due, self._next_turn_at = True, -inf
 
-    def next_event(self, *, is_idle: bool, may_send: bool) -> KvArrived | SpilledRead | ChunkLost | KvTurn | None:
-        """Return an arrived part, a chunk from disk or a turn for the core, if there is one now.
+    def next_event(self, *, is_idle: bool, may_send_at: float) -> KvArrived | SpilledRead | ChunkLost | KvTurn | None:
+        """Return an arrived part, a chunk from disk or a turn for the core, if there is one now. ``may_send_at``: see
+        ``wait_s``.
 
         ``is_idle``: no step is waiting. Called after every step, so it is quick if there is nothing.
         """
@@ -110,7 +111,7 @@ class KvTraffic:
             return KvArrived(received.part, received.data, free_bytes, received.sender)
         if self._spill is not None and (read := self._spill.take()) is not None:
             return read
-        if not (may_send and self._is_due) or (now := self._clock.now()) < self._next_turn_at:
+        if not self._is_due or (now := self._clock.now()) < max(self._next_turn_at, may_send_at):
             return None
         self._is_due = not is_idle
         self._next_turn_at = now + _EVERY_S
@@ -118,14 +119,14 @@ class KvTraffic:
         return KvTurn(is_idle, self._channels.blocked, may_spill)
 
     def perform(self, action: KvAction) -> tuple[Answer, ...]:
-        """Carry out an action of the core. Return the answer to ``SendKvPart`` (the next turn may follow at once), and
+        """Carry out an action of the core. Return the answer to ``SendKvParts`` (the next turn may follow at once), and
         that to a ``StoreKv`` that failed: no step depends on a copy."""
         match action:
-            case act.SendKvPart():
+            case act.SendKvParts():
                 began_at = self._clock.now()
                 num_bytes = self._channels.send(action)
                 self.hurry()
-                return (KvPartTaken(action.to.to, num_bytes, self._clock.now() - began_at),)
+                return (KvPartsTaken(action.to.to, num_bytes, self._clock.now() - began_at),)
             case act.StoreKv(sequence):
                 try:
                     act.apply_to_executor(self._executor, action)

@@ -222,6 +222,7 @@ class PlanLoader:
         throttle = self._throttle(self._wait_for_stop)
         reported: tuple[LayerRange, ...] | None = None
         reported_s = 0.0
+        bits = self._executor.loaded_bits
 
         def on_progress(_: int, __: int) -> None:
             self._vitals.loaded += 1
@@ -231,7 +232,7 @@ class PlanLoader:
             nonlocal reported, reported_s
             throttle.rest()
             if reported is not None and kept != reported:
-                self._owner.post(StandbyProgressed(kept, throttle.worked_s - reported_s))
+                self._owner.post(StandbyProgressed(kept, throttle.worked_s - reported_s, bits()))
                 reported_s = throttle.worked_s
             reported = kept
             return self._wait_for_stop(0.0)
@@ -242,7 +243,7 @@ class PlanLoader:
         except LOAD_ERRORS as error:
             standby, problem = self._executor.keep((), on_progress, lambda _: True), str(error)
         throttle.finish()
-        return StandbyLoaded(standby, throttle.worked_s - reported_s, problem)
+        return StandbyLoaded(standby, throttle.worked_s - reported_s, problem, bits())
 
     def _throttle(self, wait: Callable[[float], bool], max_rest_s: float = inf) -> Throttle:
         return Throttle(

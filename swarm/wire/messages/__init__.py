@@ -111,7 +111,6 @@ from swarm.wire.messages.data import (
     Sampled,
     Step,
     StepDone,
-    WeightPart,
 )
 from swarm.wire.messages.keys import (
     BrokerKey,
@@ -132,7 +131,6 @@ from swarm.wire.messages.orders import (
     Activate,
     AllowKey,
     BlockKey,
-    Copy,
     Denied,
     Fence,
     GetDigest,
@@ -172,7 +170,6 @@ from swarm.wire.messages.records import (
 from swarm.wire.messages.workers import (
     MEASURABLE_BYTES_PER_S,
     Activated,
-    CopyDone,
     DataPathError,
     Heartbeat,
     HeldSequence,

@@ -14,7 +14,6 @@ from swarm.wire.messages.common import (
     MAX_STAGES,
     MAX_TOKENS,
     Message,
-    Name,
     Position,
     Record,
     SequenceId,
@@ -149,12 +148,4 @@ class KvPart(Message, frozen=True, kw_only=True):
     sender: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
 
 
-class WeightPart(Message, frozen=True):
-    """A piece of a weight in transfer to another worker."""
-
-    name: Name
-    offset: Whole
-    tensor: TensorSpec
-
-
-DataMessage = Step | StepDone | KvPart | WeightPart
+DataMessage = Step | StepDone | KvPart

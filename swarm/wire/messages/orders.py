@@ -101,11 +101,13 @@ class Activate(Message, frozen=True):
     """The prepared plan of ``epoch`` becomes active. Truncate the ``live`` sequences to their positions, drop all
     others.
 
-    Steps of this epoch are numbered without gaps from ``first_step`` on.
+    Steps of this epoch are numbered without gaps from ``first_step`` on. ``share_unit``: the unit by which forked
+    sequences share positions in every stage (``wire.shared_positions``); 0: the broker counts each sequence in full.
     """
 
     first_step: StepNumber
     live: Annotated[tuple[SequencePosition, ...], msgspec.Meta(max_length=MAX_SEQUENCES)]
+    share_unit: Position = 0
 
 
 class Replay(Message, frozen=True):
@@ -141,14 +143,6 @@ class GetDigest(Message, frozen=True, tag="tell_digest"):
     sequence: SequenceId
     boundary: LayerIndex
     stop: Position
-
-
-class Copy(Message, frozen=True):
-    """Order to copy a sequence's KV of these layers to another stage."""
-
-    sequence: SequenceId
-    layers: LayerRange
-    to: Edge
 
 
 class SendKv(Message, frozen=True, kw_only=True):
@@ -236,7 +230,6 @@ Order = (
     | Replay
     | Recheck
     | GetDigest
-    | Copy
     | SendKv
     | ReceiveKv
     | SpillKv

@@ -118,8 +118,8 @@ class Hello(Message, frozen=True, kw_only=True):
     ``key``: its public key, by which other workers authenticate it. ``ticket``: identifies its listener at the relay,
     if it needs one. ``build``: its release of Swarm. ``kv_share``: fraction of ``memory_bytes`` left by the weights
     that it uses for keys and values. ``settings``: its settings, for operators who ask. ``kv_endpoint``: its listener
-    for copies of keys and values; empty: it takes none. ``spill_from``: length from which it writes sequences to disk;
-    0: none.
+    for copies of keys and values; empty: it takes none. ``bits``: as in ``Prepared``, if it has loaded anything.
+    ``spill_from``: length from which it writes sequences to disk; 0: none.
 
     ``epoch`` is the last one the worker received, in the lineage ``lineage``. The broker never adopts numbers from a
     worker: a worker that is welcomed by another lineage starts over with that lineage's numbers.
@@ -150,6 +150,7 @@ class Hello(Message, frozen=True, kw_only=True):
     kv_share: Part = KV_SHARE
     settings: Annotated[tuple[Setting, ...], msgspec.Meta(max_length=256)] = ()
     kv_endpoint: Endpoint = ""
+    bits: Text = ""
     spill_from: Position = 0
 
 
@@ -165,7 +166,9 @@ class Prepared(Message, frozen=True):
     """Report that the layers of ``epoch`` are loaded and warm.
 
     ``kv_capacity``: positions that fit, over all sequences. ``kernels``: the matrix multiplication in use, its dtype,
-    and whether it is exact. ``bits``: stages with equal values compute bit-identical results.
+    and whether it is exact. ``bits``: stages with equal values compute bit-identical results. ``share_unit``: positions
+    of a chunk that sequences can share (``wire.shared_positions``); 0: it guarantees no sharing. ``share_mappings``:
+    number of mappings that sharing sequences may take.
     """
 
     incarnation: Incarnation
@@ -176,6 +179,8 @@ class Prepared(Message, frozen=True):
     resident_bytes: Whole
     kernels: Text = ""
     bits: Text = ""
+    share_unit: Position = 0
+    share_mappings: Whole = 0
 
 
 class Refused(Message, frozen=True):
@@ -226,12 +231,13 @@ class KvRestored(Message, frozen=True, kw_only=True):
 
 class KeptWarm(Message, frozen=True, tag="kept"):
     """Report of the standby layers: ``layers`` are warm in addition to the plan's, and no others. Layers in ``wanted``
-    that are not in ``layers`` could not be loaded."""
+    that are not in ``layers`` could not be loaded. ``bits``: as in ``Prepared``, for all that is loaded."""
 
     incarnation: Incarnation
     layers: LayerRanges
     wanted: LayerRanges
     load_s: Seconds
+    bits: Text = ""
 
 
 class ReplayDone(Message, frozen=True):
@@ -253,16 +259,6 @@ class ReplayMissing(Message, frozen=True):
     sequence: SequenceId
     boundary: LayerIndex
     has_from: Position
-
-
-class CopyDone(Message, frozen=True):
-    """Report that a sequence's KV has been copied to another stage."""
-
-    incarnation: Incarnation
-    sequence: SequenceId
-    layers: LayerRange
-    to: Incarnation
-    kv: Position
 
 
 class Leaving(Message, frozen=True):
@@ -344,7 +340,6 @@ WorkerMessage = (
     | LogDigest
     | ReplayDone
     | ReplayMissing
-    | CopyDone
     | Leaving
     | LoadProgress
     | Stats

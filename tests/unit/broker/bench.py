@@ -169,6 +169,8 @@ class FakeWorker:
     costs: tuple[LayerCost, ...] = ()
     link: LinkCost | None = None
     copies: tuple[HeldSequence, ...] = ()  # of other workers' keys and values, in its next report
+    share_unit: int = 0
+    share_mappings: int = 1000
     held: dict[int, int] = field(default_factory=dict)  # lies, if a test wants it to
     logged: dict[int, int] = field(default_factory=dict)  # sequence -> positions in the log of what it sent
     epoch: int = 0
@@ -178,6 +180,10 @@ class FakeWorker:
     @property
     def peer(self) -> bytes:
         return self.incarnation.encode()
+
+    @property
+    def own_bits(self) -> str:
+        return self.bits or self.kernels or f"of {self.incarnation}"
 
     def hello(self, **changes: object) -> Hello:
         fields: dict[str, object] = {
@@ -201,6 +207,7 @@ class FakeWorker:
             "held": (),
             "logs": (),
             "kept": self.kept,
+            "bits": self.own_bits if self.kept else "",
             "key": self.key,
             "ticket": self.ticket,
             "kv_endpoint": self.kv_endpoint,
@@ -218,7 +225,9 @@ class FakeWorker:
             warm_up_s=0.0,
             resident_bytes=0,
             kernels=self.kernels or f"of {self.incarnation}; exact",
-            bits=self.bits or self.kernels or f"of {self.incarnation}",
+            bits=self.own_bits,
+            share_unit=self.share_unit,
+            share_mappings=self.share_mappings,
         )
 
     def activated(self, order: Activate) -> Activated:
@@ -367,7 +376,12 @@ class Bench:
         elif isinstance(order, KeepWarm):
             worker.kept = order.layers
             kept = KeptWarm(
-                epoch=order.epoch, incarnation=worker.incarnation, layers=order.layers, wanted=order.layers, load_s=0.1
+                epoch=order.epoch,
+                incarnation=worker.incarnation,
+                layers=order.layers,
+                wanted=order.layers,
+                load_s=0.1,
+                bits=worker.own_bits,
             )
             self._answer(peer, kept, order)
 

@@ -9,19 +9,19 @@ from swarm.broker.actions import Action
 from swarm.broker.events import ClientUnreachable, MessageRefused, StepFinished
 from swarm.testing import fake_manifest
 from swarm.wire.messages import (
+    AssetPart,
     Cancel,
-    CopyDone,
     Denied,
     Describe,
     Description,
     Failure,
     GetAsset,
-    LayerRange,
     Query,
     Report,
     SequencePosition,
     Step,
 )
+from swarm.wire.tensors import pack_bytes
 from tests.unit.broker.bench import TOKEN, Bench, done_of, orders, row, said, submit
 
 
@@ -138,10 +138,10 @@ def test_a_late_draw_of_one_that_has_left_is_forgotten(serving: Bench) -> None:
     assert "r" not in serving.state.requests
 
 
-def test_messages_of_later_protocols_are_counted(serving: Bench) -> None:
-    """What a worker may say but nobody asked for is counted."""
+def test_messages_that_nobody_asked_for_are_counted(serving: Bench) -> None:
+    """What a worker may say, but not in this way: parts of files come as an event of their own."""
     serving.take()
-    message = CopyDone(incarnation="w0.1", sequence=1, layers=LayerRange(0, 1), to="w1.1", kv=1)
+    message = AssetPart(name="tokenizer.json", offset=0, total=1, payload=pack_bytes(b"x"))
     assert serving.tell("w0", message) == []
     assert serving.state.counters["unexpected_control"] == 1
 

@@ -103,8 +103,8 @@ class StageBench:
         match action:
             case act.LoadLayers(_, layers, standby, max_sequences):
                 self.executor.prepare(layers, standby, max_sequences, lambda done, total: None)
-            case act.UseLayers(layers, kept):
-                self.executor.activate(layers, kept)
+            case act.UseLayers(layers, kept, share_unit):
+                self.executor.activate(layers, kept, share_unit)
             case (
                 act.OpenSequence()
                 | act.ForkSequence()

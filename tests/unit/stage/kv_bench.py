@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from swarm.stage import actions as act
-from swarm.stage.events import KvArrived, KvPartTaken, KvTurn, Loaded, OrderArrived, StageTick, StandbyLoaded
-from swarm.stage.kv_sender import PAUSE_S
+from swarm.stage.events import KvArrived, KvPartsTaken, KvTurn, Loaded, OrderArrived, StageTick, StandbyLoaded
+from swarm.stage.kv_sender import LONG_PART_S, MAX_PAUSE_S
 from swarm.wire import tensors
 from swarm.wire.messages import (
     BLOCK,
@@ -23,6 +23,7 @@ from swarm.wire.messages import (
     ReceiveKv,
     SendKv,
     SequencePosition,
+    num_blocks,
 )
 from tests.unit.stage.bench import CAPACITY, EDGE, StageBench
 
@@ -43,7 +44,11 @@ def held_by(actions: list[act.Action]) -> list[KvHeld]:
 
 
 def parts_in(actions: list[act.Action]) -> list[act.SendKvPart]:
-    return [a for a in actions if isinstance(a, act.SendKvPart)]
+    return [part for a in actions if isinstance(a, act.SendKvParts) for part in a.parts]
+
+
+def num_blocks_of(part: act.SendKvPart) -> int:
+    return num_blocks(len(part.tokens))
 
 
 @dataclass(slots=True)
@@ -52,7 +57,7 @@ class KvPipe:
 
     sender: StageBench
     receiver: StageBench
-    took_s: float = 0.0005
+    block_s: float = LONG_PART_S / 2  # for reading a block: a turn has time for two
     waiting: list[KvArrived] = field(default_factory=list)
 
     def order(self, epoch: int = 1, layers: LayerRange = LAYERS, **target: object) -> None:
@@ -67,13 +72,14 @@ class KvPipe:
         return self.receiver.order(ReceiveKv(epoch=epoch, sources=(KvSource("w0.1", layers),), **order))  # type: ignore[arg-type]
 
     def turn(self, turn: KvTurn = IDLE) -> list[act.SendKvPart]:
-        """Give the sender a turn, after a while; its part is on its way. Returns the part, or nothing."""
-        self.sender.now += PAUSE_S
+        """Give the sender a turn, after a while; its parts are on their way. Returns them."""
+        self.sender.now += MAX_PAUSE_S
         parts = parts_in(self.sender.feed(turn))
-        for part in parts:
-            self.waiting.append(self.read(part))
-            num_bytes = self.waiting[-1].data.numbers.nbytes
-            self.sender.feed(KvPartTaken(part.to.to, num_bytes, self.took_s))
+        if parts:
+            arrivals = list(map(self.read, parts))
+            self.waiting += arrivals
+            num_bytes = sum(arrival.data.numbers.nbytes for arrival in arrivals)
+            self.sender.feed(KvPartsTaken(parts[0].to.to, num_bytes, self.block_s * sum(map(num_blocks_of, parts))))
         return parts
 
     def read(self, part: act.SendKvPart, free_bytes: int = AMPLE) -> KvArrived:

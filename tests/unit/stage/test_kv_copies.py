@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 import pytest
 
 from swarm.stage import actions as act
 from swarm.stage.events import KvArrived, KvStoreFailed, Loaded
 from swarm.stage.kv_arrivals import REPEAT_S, UNORDERED_S
-from swarm.stage.kv_sender import PART_S, URGENT_PART_S
+from swarm.stage.kv_sender import LONG_PART_S
 from swarm.wire.messages import (
     REPLAY_STEP,
     Activate,
@@ -24,10 +25,12 @@ from swarm.wire.messages import (
     LayerRange,
     LeaseRenewed,
     Lineage,
+    LogRange,
     Open,
     Prepare,
     RangePosition,
     ReceiveKv,
+    Replay,
     Row,
     SequencePosition,
     Step,
@@ -162,6 +165,23 @@ def test_copies_from_other_tokens_are_found_at_the_first_step(spare: KvPipe) -> 
     (error,) = [a.message for a in out if isinstance(a, act.SendToBroker) and isinstance(a.message, DataPathError)]
     assert "copies, which were computed from other tokens" in error.reason
     assert spare.receiver.executor.chains == {}
+
+
+@pytest.mark.parametrize("is_replay", [False, True])
+def test_a_sequence_of_copies_with_another_limit_gets_its_memory_anew(
+    is_replay: bool, spare: KvPipe, make_stage: MakeStage
+) -> None:
+    """The broker has counted none of its positions, since the report names the limit."""
+    spare.sender.run(step_of(1, Row(1, 0, 64, False), open=(begin(),)))
+    spare.copy_all()
+    assert take_over(spare, s1=64).held[0].limit == 256
+    if is_replay:
+        step = step_of(REPLAY_STEP, Row(1, 0, 64, False), epoch=2, replay=True, through=LAYERS, open=(begin(limit=90),))
+    else:
+        step = step_of(1, Row(1, 0, 64, False), epoch=2, open=(begin(limit=90),))
+    assert act.OpenSequence(1, 90) in spare.receiver.run(step)
+    assert spare.receiver.core.sequences[1].open.limit == spare.receiver.executor.limits[1] == 90
+    assert spare.receiver.executor.chains[1] == undisturbed(make_stage, 64, LAYERS)
 
 
 # --- what is not accepted --------------------------------------------------------------------------------------------
@@ -418,7 +438,7 @@ def test_a_retired_sequence_is_not_copied(pipe: KvPipe) -> None:
 def test_a_truncation_cuts_the_copies_and_what_counts_as_sent(pipe: KvPipe) -> None:
     """A part on its way behind the cut joins no position."""
     run_both(pipe, 1, 0, 100, open=(begin(),))
-    pipe.took_s = PART_S
+    pipe.block_s = LONG_PART_S
     pipe.turn()
     pipe.turn()
     pipe.deliver()
@@ -516,6 +536,44 @@ def test_a_second_death_finds_the_copies_that_the_first_one_left(pipe: KvPipe, m
     assert told.held[0].kv == (RangePosition(LAYERS, 64), RangePosition(BEHIND, 70))
     replay(pipe.receiver, 64, 70, LAYERS, epoch=3)
     assert pipe.receiver.executor.chains[1] == undisturbed(make_stage, 70)
+
+
+def test_what_is_computed_after_copies_is_logged_for_the_next_death(make_stage: MakeStage) -> None:
+    """The stage before takes the lost layers over, up to 64. The log of its new end begins there: what copies of the
+    next stage's layers lack is rebuilt from it, and not from the tokens."""
+    middle, first = make_stage(2, 4), make_stage(0, 2)
+    activate(middle)
+    activate(first)
+    keep_warm(first, LayerRange(2, 4))
+    pipe = KvPipe(middle, first)
+    pipe.order(layers=LayerRange(2, 4))
+    step = step_of(1, Row(1, 0, 70, False), open=(begin(),))
+    (sent,) = [a for a in first.run(step) if isinstance(a, act.SendStep)]
+    middle.step(step, sent.hidden)
+    middle.compute()
+    pipe.copy_all()
+    assert copied(first) == level(64, LayerRange(2, 4))
+    first.stop = 4
+    told = activated(activate(first, 2, s1=70))
+    assert told.logs == (LogRange(1, 2, 0, 70),)
+    first.order(Replay(epoch=2, sequence=1, boundary=2, start=64, stop=70, through=LayerRange(2, 4)))
+    first.compute()
+    first.run(step_of(1, Row(1, 70, 30, False), epoch=2, open=(begin(),)))
+    told = activated(activate(first, 3, s1=100))
+    assert set(told.logs) == {LogRange(1, 2, 0, 70), LogRange(1, 4, 64, 100)}
+    (again,) = [
+        action
+        for action in first.order(Replay(epoch=3, sequence=1, boundary=4, start=80, stop=100, through=LayerRange(4, 6)))
+        if isinstance(action, act.SendStep)
+    ]
+    assert again.hidden is not None
+    whole = make_stage(0, 4)
+    activate(whole)
+    (undisturbed,) = [
+        a for a in whole.run(step_of(1, Row(1, 0, 100, False), open=(begin(),))) if isinstance(a, act.SendStep)
+    ]
+    assert undisturbed.hidden is not None
+    assert np.array_equal(again.hidden.view(np.uint32), undisturbed.hidden[80:].view(np.uint32))
 
 
 def test_copies_and_a_replay_rebuild_one_sequence_together(pipe: KvPipe, make_stage: MakeStage) -> None:
@@ -680,7 +738,7 @@ def test_awaited_positions_are_reported_immediately(pipe: KvPipe) -> None:
     exact = positions(s1=70, s2=10)
     assert held_by(pipe.receive(awaited=exact)) == []
     pipe.send(until=exact)
-    pipe.took_s = URGENT_PART_S  # so that every block is a part of its own
+    pipe.block_s = LONG_PART_S  # so that every block is a part of its own
     (report,) = held_by(pipe.copy_all())
     assert report.is_complete
     assert {h.sequence: h.kv[0].position for h in report.held} == {1: 70, 2: 10}

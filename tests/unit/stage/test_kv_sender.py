@@ -1,15 +1,29 @@
-"""Sending copies of keys and values: which part is next, how large it is, and when there is time for it."""
+"""Sending copies of keys and values: which parts are next, how large they are, and when there is time for them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 import msgspec
 import pytest
 
 from swarm.stage import actions as act
-from swarm.stage.events import KvPartTaken, KvTurn, StageTick
-from swarm.stage.kv_sender import FAILED_PAUSE_S, MAX_BLOCKS, PART_S, PAUSE_S, SAVED_S, SHARE, URGENT_SHARE
+from swarm.stage.events import KvPartsTaken, KvTurn, StageTick
+from swarm.stage.kv_sender import (
+    FAILED_PAUSE_S,
+    IDLE_SHARE,
+    LONG_PART_S,
+    MAX_BLOCKS,
+    MAX_PARTS,
+    MAX_PAUSE_S,
+    PART_S,
+    PAUSE_S,
+    ROUND_SHARE,
+    SAVED_S,
+    SHARE,
+    URGENT_SHARE,
+)
 from swarm.wire.messages import (
     BlockKey,
     Edge,
@@ -22,7 +36,7 @@ from swarm.wire.messages import (
     SequencePosition,
 )
 from tests.unit.stage.bench import WELCOME, StageBench, opened, step_of
-from tests.unit.stage.kv_bench import BUSY, HOLDER, IDLE, LAYERS, activate, parts_in, positions
+from tests.unit.stage.kv_bench import BUSY, HOLDER, IDLE, LAYERS, activate, num_blocks_of, parts_in, positions
 
 MakeStage = Callable[..., StageBench]
 SECOND = Edge("w2.1", "tcp://second")
@@ -56,25 +70,40 @@ def to(edge: Edge = HOLDER, layers: LayerRange = LAYERS, **fields: object) -> Kv
     return KvTarget(edge, layers, **fields)  # type: ignore[arg-type]
 
 
-def take(stage: StageBench, turn: KvTurn = IDLE, took_s: float = PART_S, num_bytes: int = 9) -> act.SendKvPart | None:
-    """Give the stage a turn, if it is idle after a while. Its part, which took a millisecond, unless told otherwise."""
-    stage.now += PAUSE_S if turn.is_idle else 0.0
+def turn_of(
+    stage: StageBench, turn: KvTurn = IDLE, block_s: float = LONG_PART_S, num_bytes: int = 9
+) -> list[act.SendKvPart]:
+    """Give the stage a turn. Return the parts that it sends; each block takes ``block_s``."""
     is_wanted = stage.core.wants_kv_turn(turn, stage.now)
     parts = parts_in(stage.feed(turn))
     assert is_wanted == bool(parts)
-    if not parts:
-        return None
-    stage.feed(KvPartTaken(parts[0].to.to, num_bytes, took_s))
-    return parts[0]
+    if parts:
+        stage.feed(KvPartsTaken(parts[0].to.to, num_bytes, block_s * sum(map(num_blocks_of, parts))))
+    return parts
 
 
-def all_parts(stage: StageBench, turn: KvTurn = IDLE, took_s: float = PART_S) -> list[tuple[str, int, int, int]]:
+def take(
+    stage: StageBench, turn: KvTurn = IDLE, block_s: float = LONG_PART_S, num_bytes: int = 9
+) -> act.SendKvPart | None:
+    """Give the stage a turn, if it is idle after a while. Unless told otherwise, a turn has time for one block."""
+    stage.now += MAX_PAUSE_S if turn.is_idle else 0.0
+    parts = turn_of(stage, turn, block_s, num_bytes)
+    assert len(parts) <= 1
+    return parts[0] if parts else None
+
+
+def all_parts(stage: StageBench, turn: KvTurn = IDLE) -> list[tuple[str, int, int, int]]:
     """Receiver, sequence, first and last position of each part until nothing is left."""
     parts = []
-    while (part := take(stage, turn, took_s)) is not None:
-        parts.append((part.to.to, part.sequence, part.start, part.start + len(part.tokens)))
-        stage.now += PAUSE_S
+    while (part := take(stage, turn)) is not None:
+        parts.append((part.to.to, *span(part)))
+        stage.now += MAX_PAUSE_S
     return parts
+
+
+def span(part: act.SendKvPart) -> tuple[int, int, int]:
+    """Sequence, first and last position of a part."""
+    return part.sequence, part.start, part.start + len(part.tokens)
 
 
 # --- which -----------------------------------------------------------------------------------------------------------
@@ -97,20 +126,57 @@ def test_finished_blocks_go_in_order_with_the_sequence_s_record_first(stage: Sta
     assert all_parts(stage) == [("w0.1", 1, 64, 96)]
 
 
-def test_fast_sequences_are_sent_several_blocks_at_a_time(stage: StageBench) -> None:
-    """A part costs as much as some tokens, so between two parts there is a pause; not if a change of plan waits."""
+def test_new_blocks_of_all_sequences_go_together_after_a_rest(stage: StageBench) -> None:
+    """A message costs as much as some tokens, so a target that has everything rests; not if a change of plan waits."""
+    grow(stage, s1=64, s2=64, s3=70)
     send(stage, to())
-    grow(stage, s1=64)
-    assert take(stage) is not None
+    block_s = ROUND_SHARE * PAUSE_S / 5
+    turn_of(stage, block_s=block_s)
+    assert [span(part) for part in turn_of(stage, block_s=block_s)] == [(2, 0, 64), (3, 0, 64), (1, 32, 64)]
+    for number, sequence in enumerate((1, 2), 4):
+        run(stage, number, sequence, 64, 32)
     stage.now += PAUSE_S / 2
     assert not stage.core.wants_kv_turn(IDLE, stage.now)
-    stage.now += PAUSE_S / 2
-    assert take(stage) is not None
-    run(stage, 2, 1, 64, 96)
-    send(stage, to(held=positions(s1=64), is_urgent=True))
-    assert [take(stage) is None for _ in range(2)] == [False, True]
-    run(stage, 3, 1, 160, 32)
-    assert take(stage) is not None
+    assert stage.core.next_kv_turn_at == pytest.approx(stage.now + PAUSE_S / 2)
+    run(stage, 6, 3, 70, 26)
+    stage.now += PAUSE_S / 2 + 1e-6
+    assert [span(part) for part in turn_of(stage, block_s=block_s)] == [(1, 64, 96), (2, 64, 96), (3, 64, 96)]
+    run(stage, 7, 1, 96, 32)
+    send(stage, to(held=positions(s1=96, s2=96, s3=96), is_urgent=True))
+    assert [span(part) for part in turn_of(stage)] == [(1, 96, 128)]
+    run(stage, 8, 2, 96, 32)
+    assert [span(part) for part in turn_of(stage)] == [(2, 96, 128)]
+
+
+@pytest.mark.parametrize(("took_s", "rest_s"), [(0.0001, PAUSE_S), (0.0006, 0.2), (0.01, MAX_PAUSE_S)])
+def test_a_rest_is_as_long_as_the_round_was_expensive(took_s: float, rest_s: float, stage: StageBench) -> None:
+    """A busy machine takes longer for a round, and has fewer. While all targets rest, no turn is asked for."""
+    grow(stage, s1=32)
+    assert stage.core.next_kv_turn_at == inf
+    send(stage, to())
+    assert stage.core.next_kv_turn_at <= stage.now
+    turn_of(stage, block_s=took_s)
+    run(stage, 2, 1, 32, 32)
+    assert stage.core.next_kv_turn_at == pytest.approx(stage.now + rest_s)
+
+
+def test_a_target_that_lags_behind_does_not_rest(stage: StageBench) -> None:
+    """Long prompts are copied turn after turn in idle time."""
+    grow(stage, s1=512, s2=512)
+    send(stage, to())
+    began, num_blocks = stage.now, 0
+    while parts := turn_of(stage, block_s=PART_S / 2):
+        num_blocks += sum(map(num_blocks_of, parts))
+        stage.now += 2 * LONG_PART_S / IDLE_SHARE
+    assert num_blocks == 32
+    assert stage.now - began <= 6 * 2 * LONG_PART_S / IDLE_SHARE
+
+
+def test_a_turn_has_a_limited_number_of_sequences(stage: StageBench) -> None:
+    """The others follow at once."""
+    grow(stage, **{f"s{number}": 32 for number in range(1, MAX_PARTS + 4)})
+    send(stage, to())
+    assert [len(turn_of(stage, block_s=1e-6)) for _ in range(4)] == [1, MAX_PARTS, 2, 0]
 
 
 def test_sequences_and_targets_take_turns(stage: StageBench) -> None:
@@ -150,11 +216,10 @@ def test_until_is_exact_and_repeats_no_more_than_a_block(stage: StageBench) -> N
     """It goes on from what was sent, unless the order names what is held; sequences that it does not name stay."""
     grow(stage, s1=70, s2=70, s3=70)
     send(stage, to())
-    take(stage)
-    take(stage)
-    take(stage)
+    turn_of(stage, block_s=PART_S / 2)
+    turn_of(stage, block_s=PART_S / 2)
     send(stage, to(until=positions(s1=70, s2=66), held=positions(s2=0)))
-    assert all_parts(stage) == [("w0.1", 2, 0, 66), ("w0.1", 1, 32, 70)]
+    assert [span(part) for part in turn_of(stage)] == [(2, 0, 66), (1, 64, 70)]
     send(stage, to(until=positions(s1=70)))
     assert all_parts(stage) == []
 
@@ -208,19 +273,26 @@ def test_a_target_outside_of_the_stage_s_layers_is_left_out(stage: StageBench) -
 
 
 def test_parts_grow_until_they_take_their_time(stage: StageBench) -> None:
-    """As many blocks as are read within a millisecond, and never more than the most."""
-    grow(stage, s1=512)
+    """As many blocks as are read within a millisecond, in idle time within four, and never more than the most."""
+    grow(stage, **{f"s{number}": 512 for number in range(1, 7)})
     send(stage, to())
-    assert take(stage, took_s=PART_S / 4) is not None
-    part = take(stage, took_s=PART_S / 4)
-    assert part is not None
-    assert len(part.tokens) == 4 * 32
-    send(stage, to())
-    for _ in range(30):
+    stage.now += 1.0
+    sizes = [sum(map(num_blocks_of, turn_of(stage, turn, PART_S / 4))) for turn in (BUSY, BUSY, IDLE)]
+    assert sizes == [1, 4, 16]
+    for _ in range(40):
         send(stage, to())
-        part = take(stage, took_s=1e-6)
-    assert part is not None
-    assert len(part.tokens) == MAX_BLOCKS * 32
+        stage.now += 1.0
+        parts = turn_of(stage, IDLE, 1e-6)
+    assert sum(map(num_blocks_of, parts)) == MAX_BLOCKS
+
+
+def test_a_part_stops_where_the_turn_s_time_ends(stage: StageBench) -> None:
+    """The sequence whose last turn is longest ago goes first, and the last one gets what is left."""
+    grow(stage, s1=96, s2=96, s3=40)
+    send(stage, to())
+    turn_of(stage, block_s=PART_S)
+    assert [span(part) for part in turn_of(stage, block_s=PART_S)] == [(2, 0, 96), (3, 0, 32)]
+    assert [span(part) for part in turn_of(stage, block_s=PART_S)] == [(1, 32, 96)]
 
 
 def test_between_steps_copies_take_their_share_of_the_time(stage: StageBench) -> None:
@@ -231,7 +303,7 @@ def test_between_steps_copies_take_their_share_of_the_time(stage: StageBench) ->
     spent = 0.0
     for _ in range(1000):
         stage.now += 0.01
-        if take(stage, BUSY) is not None:
+        if take(stage, BUSY, PART_S) is not None:
             spent += PART_S
     assert spent == pytest.approx(min(64 * PART_S, SAVED_S + 10.0 * SHARE), abs=2 * PART_S)
 
@@ -240,27 +312,39 @@ def test_an_urgent_target_has_half_of_the_time(stage: StageBench) -> None:
     grow(stage, s1=512, s2=512, s3=512, s4=512)
     send(stage, to(is_urgent=True))
     began, spent = stage.now, 0.0
-    while (part := take(stage, BUSY, took_s=0.01)) is not None or spent < 0.4:
+    while (part := take(stage, BUSY, 0.01)) is not None or spent < 0.4:
         spent += 0.01 * (part is not None)
         stage.now += 0.001
     assert spent / (stage.now - began) == pytest.approx(URGENT_SHARE, rel=0.2)
 
 
-def test_idle_time_is_free(stage: StageBench) -> None:
-    """It is not charged to the budget, and it is used when that is spent."""
-    grow(stage, s1=512)
+def test_idle_time_has_a_budget_of_its_own(stage: StageBench) -> None:
+    """Copies take a quarter of it, since other stages may compute on the same cores. It is not charged to the time in
+    which steps wait, and it is used when that is spent."""
+    grow(stage, s1=512, s2=512, s3=512, s4=512)
     send(stage, to())
-    while take(stage, BUSY, took_s=SAVED_S) is not None:
+    while take(stage, BUSY, SAVED_S) is not None:
         pass
-    assert take(stage, IDLE, took_s=10.0) is not None
+    spent = 0.0
+    for _ in range(100):
+        stage.now += 0.001
+        spent += LONG_PART_S * bool(turn_of(stage, IDLE, LONG_PART_S))
+    assert spent == pytest.approx(SAVED_S + 0.1 * IDLE_SHARE, abs=2 * LONG_PART_S)
     stage.now += 2.0
     assert take(stage, BUSY) is not None
+
+
+def test_an_urgent_target_has_all_idle_time(stage: StageBench) -> None:
+    grow(stage, s1=512)
+    send(stage, to(is_urgent=True))
+    assert [len(turn_of(stage, IDLE, 1.0)) for _ in range(17)] == [1] * 16 + [0]
 
 
 def test_what_a_change_of_plan_awaits_needs_no_budget(stage: StageBench) -> None:
     grow(stage, s1=512)
     send(stage, to(until=positions(s1=500)))
-    assert all_parts(stage, BUSY, took_s=1.0)[-1] == ("w0.1", 1, 480, 500)
+    parts = [turn_of(stage, BUSY, 1.0) for _ in range(16)]
+    assert span(parts[-1][0]) == (1, 480, 500)
 
 
 def test_a_blocked_target_is_left_out(stage: StageBench) -> None:
@@ -292,7 +376,7 @@ def test_one_part_at_a_time(stage: StageBench) -> None:
     (part,) = parts_in(stage.feed(IDLE))
     assert stage.feed(IDLE) == []
     run(stage, 2, 1, 20, 80, truncate=(SequencePosition(1, 20),))
-    stage.feed(KvPartTaken(part.to.to, 9, PART_S))
+    stage.feed(KvPartsTaken(part.to.to, 9, LONG_PART_S))
     assert all_parts(stage)[0] == ("w0.1", 1, 0, 32)
 
 
@@ -301,7 +385,7 @@ def test_an_order_that_replaces_another_forgets_its_part(stage: StageBench) -> N
     send(stage, to())
     (part,) = parts_in(stage.feed(IDLE))
     send(stage, to(SECOND))
-    stage.feed(KvPartTaken(part.to.to, 0, PART_S))
+    stage.feed(KvPartsTaken(part.to.to, 0, LONG_PART_S))
     assert all_parts(stage) == [("w2.1", 1, 0, 32)]
     assert stage.core.sequences[1].sent.keys() == {("w2.1", LAYERS)}
 

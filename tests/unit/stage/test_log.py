@@ -141,6 +141,35 @@ def test_one_that_is_too_large_alone_goes_for_good() -> None:
     assert ranges(some) == [LogRange(1, 3, 0, 10)]
 
 
+def test_an_expected_entry_begins_anywhere() -> None:
+    """With the first positions that are computed; if they are cut away, with the next ones. It shares segments like any
+    other."""
+    some = log()
+    some.append(1, 5, 0, numbers(0, 70))
+    for boundary in (3, 5):
+        some.expect(1, boundary)
+    assert ranges(some) == [LogRange(1, 5, 0, 70)]
+    for start, stop in ((40, 64), (64, 65), (65, 100)):
+        some.append(1, 3, start, numbers(start, stop))
+    assert ranges(some) == [LogRange(1, 5, 0, 70), LogRange(1, 3, 40, 100)]
+    assert some.num_bytes == (3 + 3) * SEGMENT_BYTES
+    np.testing.assert_array_equal(some.read(1, 3, 50, 99), numbers(50, 99))
+    assert some.read(1, 3, 39, 50) is None
+    some.fork(2, 1, 70)
+    some.release(1)
+    assert ranges(some) == [LogRange(2, 5, 0, 70), LogRange(2, 3, 40, 70)]
+    np.testing.assert_array_equal(some.read(2, 3, 40, 70), numbers(40, 70))
+    some.append(2, 3, 40, numbers(40, 50, salt=1))
+    assert ranges(some)[1] == LogRange(2, 3, 40, 50)
+    some.append(2, 3, 10, numbers(10, 20))
+    assert ranges(some)[1] == LogRange(2, 3, 10, 20)
+    some.truncate(2, 5)
+    some.append(2, 3, 7, numbers(7, 9))
+    assert ranges(some)[1] == LogRange(2, 3, 7, 9)
+    some.append(2, 3, 12, numbers(12, 20))  # a gap ends it, as any other
+    assert ranges(some) == [LogRange(2, 5, 0, 5)]
+
+
 @pytest.mark.parametrize("position", [32, 40, 64, 70])
 def test_a_fork_shares_what_it_begins_with(position: int) -> None:
     """At no cost; then both go on, and neither sees what the other writes, nor loses anything with the other's end."""
@@ -186,7 +215,7 @@ def test_a_fork_of_what_is_not_there_is_given_up() -> None:
 
 _OPERATIONS = st.lists(
     st.tuples(
-        st.sampled_from(["begin", "append", "append", "append", "truncate", "release"]),
+        st.sampled_from(["begin", "append", "append", "append", "truncate", "release", "expect", "fork"]),
         st.integers(1, 3),  # sequence
         st.sampled_from([3, 5]),  # boundary
         st.integers(0, 70),  # where
@@ -209,13 +238,21 @@ def test_any_use_keeps_the_bound_and_the_truth(operations: list[tuple[str, int, 
             truth |= {(sequence, boundary, start + i): row for i, row in enumerate(rows)}
         elif what == "truncate":
             some.truncate(sequence, where)
+        elif what == "expect":
+            some.expect(sequence, boundary)
+        elif what == "fork":
+            some.fork(sequence, source := sequence % 3 + 1, where)
+            forked = {key: row for key, row in truth.items() if key[0] == source}
+            truth |= {(sequence, boundary, position): row for (_, boundary, position), row in forked.items()}
         else:
             some.release(sequence)
         assert some.num_bytes <= segments * SEGMENT_BYTES
         held = ranges(some)
-        assert some.num_bytes == sum(-(-(r.stop - r.start) // SEGMENT) for r in held) * SEGMENT_BYTES
+        needed = sum(-(-r.stop // SEGMENT) - r.start // SEGMENT for r in held) * SEGMENT_BYTES
+        has_forks = any(each[0] == "fork" for each in operations[: salt + 1])  # they share segments
+        assert some.num_bytes == needed or (has_forks and some.num_bytes < needed)
         for r in held:
-            assert r.start == 0
+            assert r.start == 0 or any(each[0] == "expect" for each in operations[:salt])
             found = some.read(r.sequence, r.boundary, r.start, r.stop)
             assert found is not None
             for offset, row in enumerate(found):

@@ -190,6 +190,25 @@ def test_one_failure_costs_nobody_anything(serving: Bench) -> None:
     assert serving.state.evidence.suspects == frozenset()
 
 
+def test_a_suspect_s_step_is_alone_in_flight(serving: Bench) -> None:
+    """Its failure would discard the steps of others, which show that the workers are sound: with two steps in flight,
+    the others' one could always be the second (simulated seed 20831)."""
+    serving.say(submit("a", max_tokens=4))
+    fail(serving, "w0")
+    serving.say(submit("b", max_tokens=20))
+    suspect, num_alone = serving.sequence("a").id, 0
+    assert serving.state.evidence.suspects == {suspect}
+    while serving.state.evidence.suspects:
+        steps = [{each.sequence for each in step.rows} for step in serving.pipe]
+        if {suspect} in steps:
+            assert steps == [{suspect}]
+            num_alone += 1
+        serving.finish()
+    assert num_alone
+    serving.run_dry()
+    assert serving.sequence("a").reason == serving.sequence("b").reason == "length"
+
+
 def test_a_worker_that_fails_whatever_it_computes_goes_though_it_is_needed(play: Callable[..., Play]) -> None:
     """Nobody else can take its layers: requests wait, what is waited for names the worker, and it is called, the first
     time at once. Each failed test makes the next one come later."""

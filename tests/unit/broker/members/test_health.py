@@ -130,6 +130,15 @@ def test_each_evidence_has_its_verdict(
 COMPUTING = [(1.0 + t / 10, beat("computing", since_s=t / 10)) for t in range(31)]  # nothing moves for 3 s
 
 
+def test_a_worker_that_is_stopped_while_it_computes_is_silent() -> None:
+    """Also where silence is allowed for longer than a standstill: without heartbeats the counter is unknown, and a hang
+    would blame its requests."""
+    pulse = after(*((t / 10, beat("computing", progress=t)) for t in range(21)))  # the last one at 2.0
+    rules = HealthLimits(beat_timeout_s=3.0, beat_least_s=2.5, hang_min_s=2.0)
+    assert judge(pulse, rules, ExpectedTimes(), 4.4).evidence == "computing, last heartbeat 2400 ms ago"
+    assert judge(pulse, rules, ExpectedTimes(), 4.6).verdict is Verdict.SILENT
+
+
 @pytest.mark.parametrize(
     ("expected", "verdict", "evidence"),
     [

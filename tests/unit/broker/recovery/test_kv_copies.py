@@ -17,6 +17,7 @@ from swarm.broker.state.kv_copies import CopyRoute, HeldCopies
 from swarm.wire.digests import prefix_digests
 from swarm.wire.messages import (
     BLOCK,
+    Activate,
     Activated,
     HeldSequence,
     KvHeld,
@@ -167,6 +168,35 @@ def test_to_whom_nothing_is_copied(fields: dict[str, object]) -> None:
     bench.take()
     bench = copying(2, **fields)
     assert sent(bench.log) == accepted(bench.log) == {}
+
+
+@pytest.mark.parametrize(("bits", "is_copied"), [("alike", True), ("others", False)])
+def test_a_spare_holds_copies_only_of_workers_with_its_bits(bits: str, is_copied: bool) -> None:
+    """It reports them with its warm layers, or with its Hello if it kept them already."""
+    for kept in ((), (LayerRange(0, 6),)):
+        bench = copying(2, "all")
+        bench.take()
+        add(bench, "w9", bits=bits, kept=kept)
+        bench.tick(1.0)
+        bench.tick(1.0)
+        assert {holder for _, holder in sent(bench.log)} == ({"w9.1", "w0.1", "w1.1"} if is_copied else set())
+
+
+@pytest.mark.parametrize("bits", ["alike", "others"])
+def test_a_holder_that_computes_other_bits_with_the_lost_layers_drops_its_copies(bits: str) -> None:
+    """Before the plan that would have it take them over."""
+    bench = copying(3)
+    sequence = run(bench, 100)
+    first, middle, last = (name for name, _ in sorted(ranges(bench).items(), key=lambda each: each[1].first))
+    for name in (first, last):
+        bench.workers[name].bits = bits
+        report(bench, name, {sequence: 96}, LayerRange(0, 6))
+    bench.take()
+    bench.lose(middle)
+    for name in (first, last):
+        told = [order for peer, order in orders(bench.log) if peer == f"{name}.1"]
+        before = told[: next(place for place, order in enumerate(told) if isinstance(order, Activate))]
+        assert [order.sources for order in before if isinstance(order, ReceiveKv)] == ([] if bits == "alike" else [()])
 
 
 @pytest.mark.parametrize(("bytes_per_s", "is_copied"), [(1e9, True), (1e3, False)])
@@ -395,15 +425,16 @@ def test_what_a_stage_took_over_from_copies_counts_as_far_as_its_tokens_are_righ
     tokens = bench.sequence("r").tokens[:64]
     layers = (LayerRange(0, 2), LayerRange(2, 3))
 
-    def counted(digests: tuple[int, ...]) -> list[int]:
+    def counted(digests: tuple[int, ...], limit: int = bench.sequence("r").limit) -> list[int]:
         kv = (RangePosition(layers[0], 64), RangePosition(layers[1], 32))
-        report = Activated(incarnation="w1.1", held=(HeldSequence(sequence, kv, digests),), logs=())
+        report = Activated(incarnation="w1.1", held=(HeldSequence(sequence, kv, digests, limit),), logs=())
         return [part.position for part in trust_copied(report, bench.state).held[0].kv]
 
     assert counted(()) == [64, 32]
     assert counted(prefix_digests(tokens, 64)) == [64, 32]
     assert counted(prefix_digests([*tokens[:-1], 5], 64)) == [63, 32]
     assert counted(prefix_digests([5] * 64, 64)) == [0, 0]
+    assert counted(prefix_digests(tokens, 64), 71) == [0, 0]  # of another sequence of this number, or reservation
 
 
 def test_copies_of_ended_sequences_are_dropped() -> None:

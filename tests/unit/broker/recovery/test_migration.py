@@ -261,6 +261,39 @@ def test_replicas_go_on_beside_the_copies() -> None:
         assert set(range(named.first, named.stop)) <= set(layers[source, holder])
 
 
+def test_replicas_are_cared_for_while_the_next_plan_loads() -> None:
+    """Loading may take long. A route that stands still is ordered again, and ended sequences are dropped; the copies of
+    the change of plan go on as they are."""
+    bench = loading(standby_kv="neighbours", standby="neighbours")
+    sequence = bench.sequence().id
+    (replica,) = [route for route in bench.state.kv_copies.replicas if route.source == "w0.1"]
+    assert replica.holder == "w1.1"
+
+    def tell(name: str, position: int, layers: LayerRange, *ended: int) -> None:
+        held = tuple(HeldSequence(each, (RangePosition(layers, position),)) for each in (sequence, *ended))
+        bench.tell(name, KvHeld(epoch=bench.epoch, incarnation=f"{name}.1", held=held, free_bytes=1 << 30))
+
+    tell("w1", BLOCK, replica.layers)
+    tell("w0", LONG + NUM_TOKENS, LAST)  # the other direction is complete
+    bench.take()
+    for second in range(8):
+        tell("w2", 2 * BLOCK + second, LAST)
+        bench.tick(1.0)
+    assert bench.state.plans.phase is PlanPhase.PREPARING
+    assert bench.state.counters["kv_copies_reordered"] >= 1
+    (target,) = last_order(bench, "w0", SendKv).targets
+    assert target.to.to == "w1.1"
+    assert target.held == (SequencePosition(sequence, BLOCK),)
+    assert not [peer for peer, _ in orders(bench.log, SendKv) if peer == "w1.1"]
+    tell("w1", 2 * BLOCK, replica.layers, 999)
+    bench.tick(0.6)
+    order = last_order(bench, "w1", ReceiveKv)
+    assert order.ended == (999,)
+    assert [source.layers for source in order.sources] == [replica.layers]
+    load(bench)
+    assert_ends(bench)
+
+
 def test_copies_that_a_receiver_has_already_are_not_sent_again() -> None:
     bench = serving()
     bench.state.kv_copies.held.clear()
@@ -324,6 +357,23 @@ def test_layers_that_cannot_be_copied_are_replayed(fields: dict[str, object]) ->
         assert last_order(bench, "w1", SendKv).targets == ()
         bench.finish()
     assert ranges(bench) == {"w0": FIRST, "w2": LAST}
+    assert_ends(bench)
+
+
+@pytest.mark.parametrize("bits", ["alike", "other"])
+def test_copies_of_a_sender_that_dies_count_only_with_equal_bits(bits: str) -> None:
+    """The receiver reports its bits when it has loaded the layers for the recovery, and drops what it has received
+    before it takes them over (simulated seed 30564)."""
+    bench = loading(bits=bits)
+    report(bench, 2 * BLOCK)
+    bench.lose("w1")
+    bench.tick(0.5)
+    bench.take()
+    bench.workers["w2"].held = {bench.sequence().id: 0}
+    load(bench)
+    told = [order for peer, order in orders(bench.log) if peer == "w2.1"]
+    before = told[: next(place for place, order in enumerate(told) if isinstance(order, Activate))]
+    assert [order.sources for order in before if isinstance(order, ReceiveKv)] == ([] if bits == "alike" else [()])
     assert_ends(bench)
 
 

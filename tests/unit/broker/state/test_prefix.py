@@ -8,6 +8,7 @@ from swarm.broker.actions import WriteTokens
 from swarm.broker.state import Request, Sequence
 from swarm.broker.state.prefix import PrefixCache, PrefixIndex, PrefixRules, RetiredSequence
 from swarm.wire.messages import BLOCK, Cancel, Finished, SequencePosition, Step
+from swarm.wire.shared_positions import SharedPositions
 from tests.unit.broker.bench import Bench, row, said, scheduling, settings, steps, submit
 
 A = tuple(range(100))
@@ -96,10 +97,10 @@ def test_eviction_takes_the_longest_unused_first_and_no_more_than_needed() -> No
     some = cache(1, 2, 3)
     assert some.num_blocks == 6
     assert some.find((1,) * 70) == (1, 64)
-    assert list(some.evict(1, 0)) == [2]
-    assert list(some.evict(0, 0)) == []
-    assert list(some.evict(0, 1)) == [3]
-    assert list(some.evict(100, 100)) == [1]
+    assert list(some.evict(1, 0, SharedPositions())) == [2]
+    assert list(some.evict(0, 0, SharedPositions())) == []
+    assert list(some.evict(0, 1, SharedPositions())) == [3]
+    assert list(some.evict(100, 100, SharedPositions())) == [1]
     assert (some.num_blocks, some.find((1,) * 70)) == (0, None)
 
 
@@ -111,9 +112,9 @@ def test_what_is_begun_from_often_is_kept_longest_where_that_is_the_policy() -> 
     some.index.count_use(1)
     some.index.count_use(2)
     some.index.count_use(4)
-    assert list(some.evict(1, 0)) == [3]
-    assert list(some.evict(1, 0)) == [2]
-    assert list(some.evict(1, 0)) == [1]
+    assert list(some.evict(1, 0, SharedPositions())) == [3]
+    assert list(some.evict(1, 0, SharedPositions())) == [2]
+    assert list(some.evict(1, 0, SharedPositions())) == [1]
     some.acknowledge(5, (2,) * 70, 70)
     assert some.index.num_uses(5) == 0
     assert some.index.num_uses(4) == 2
@@ -122,7 +123,7 @@ def test_what_is_begun_from_often_is_kept_longest_where_that_is_the_policy() -> 
 def test_no_more_than_its_share_is_kept() -> None:
     """Counted in blocks of all the room that there is."""
     some = cache(1, 2, 3, rules=PrefixRules(share=0.5))
-    assert [some.excess_blocks(room) for room in (4, 10, 12, 100)] == [4, 1, 0, 0]
+    assert [some.excess_blocks(room, SharedPositions()) for room in (4, 10, 12, 100)] == [4, 1, 0, 0]
 
 
 def test_what_is_pinned_stays() -> None:
@@ -130,12 +131,12 @@ def test_what_is_pinned_stays() -> None:
     some = cache(1, 2)
     some.pin(1)
     some.pin(1)
-    assert list(some.evict(100, 100)) == [2]
+    assert list(some.evict(100, 100, SharedPositions())) == [2]
     some.unpin(1)
     assert some.is_pinned(1)
-    assert list(some.evict(100, 100)) == []
+    assert list(some.evict(100, 100, SharedPositions())) == []
     some.unpin(1)
-    assert list(some.evict(100, 100)) == [1]
+    assert list(some.evict(100, 100, SharedPositions())) == [1]
 
 
 def test_what_another_holds_too_is_not_kept() -> None:

@@ -13,7 +13,7 @@ import pytest
 from swarm.clock import Clock
 from swarm.errors import IllegalMove
 from swarm.stage import actions as act
-from swarm.stage.events import KvArrived, KvPartTaken, KvStoreFailed, KvTurn
+from swarm.stage.events import KvArrived, KvPartsTaken, KvStoreFailed, KvTurn
 from swarm.stage.executor import KvData
 from swarm.stage.shell.kv_receiver import ReceivedPart
 from swarm.stage.shell.kv_traffic import KvTraffic
@@ -23,7 +23,7 @@ LAYERS = LayerRange(0, 1)
 EDGE = Edge("w1.1", "tcp://127.0.0.1:20000")
 DATA = KvData(LAYERS, 0, 32, "float32", np.zeros(64, np.float32))
 PART = KvPart(sequence=1, layers=LAYERS, block=0, tensor=TensorSpec("float32", (64,), 256, 1))
-SEND = act.SendKvPart(EDGE, 1, NO_LINEAGE, 1, LAYERS, 0, (5,) * 32, None)
+SEND = act.SendKvParts((act.SendKvPart(EDGE, 1, NO_LINEAGE, 1, LAYERS, 0, (5,) * 32, None),))
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Hand:
     time: float = 100.0
     blocked: frozenset[str] = frozenset()
     accepts_again: bool = False
-    sent: list[act.SendKvPart] = field(default_factory=list)
+    sent: list[act.SendKvParts] = field(default_factory=list)
     parts: deque[ReceivedPart] = field(default_factory=deque)
     store_error: Exception | None = None
 
@@ -44,7 +44,7 @@ class Hand:
         accepts, self.accepts_again = self.accepts_again, False
         return accepts
 
-    def send(self, action: act.SendKvPart) -> int:
+    def send(self, action: act.SendKvParts) -> int:
         self.sent.append(action)
         self.time += 0.001
         return 256
@@ -78,49 +78,49 @@ def traffic(hand: Hand) -> KvTraffic:
 
 def test_nothing_is_asked_while_there_is_nothing_to_send(traffic: KvTraffic) -> None:
     traffic.notice()
-    assert traffic.next_event(is_idle=True, may_send=False) is None
-    assert traffic.wait_s(100.0, may_take=True, may_send=False) == inf
+    assert traffic.next_event(is_idle=True, may_send_at=inf) is None
+    assert traffic.wait_s(100.0, may_take=True, may_send_at=inf) == inf
 
 
 def test_a_turn_in_vain_is_repeated_when_something_has_happened(hand: Hand, traffic: KvTraffic) -> None:
     """After a step, but not after every one of a fast model; at once after an order or when a target accepts again."""
     traffic.notice()
-    assert traffic.next_event(is_idle=True, may_send=True) == KvTurn(is_idle=True)
+    assert traffic.next_event(is_idle=True, may_send_at=0.0) == KvTurn(is_idle=True)
     hand.time += 1.0
-    assert traffic.next_event(is_idle=True, may_send=True) is None
-    assert traffic.wait_s(hand.time, may_take=True, may_send=True) == inf
+    assert traffic.next_event(is_idle=True, may_send_at=0.0) is None
+    assert traffic.wait_s(hand.time, may_take=True, may_send_at=0.0) == inf
     traffic.notice()
-    assert traffic.next_event(is_idle=False, may_send=True) == KvTurn(is_idle=False)
+    assert traffic.next_event(is_idle=False, may_send_at=0.0) == KvTurn(is_idle=False)
     traffic.notice()
-    assert traffic.next_event(is_idle=False, may_send=True) is None
-    assert 0 < traffic.wait_s(hand.time, may_take=True, may_send=True) < 0.1
+    assert traffic.next_event(is_idle=False, may_send_at=0.0) is None
+    assert 0 < traffic.wait_s(hand.time, may_take=True, may_send_at=0.0) < 0.1
     traffic.hurry()
-    assert traffic.next_event(is_idle=True, may_send=True) == KvTurn(is_idle=True)
+    assert traffic.next_event(is_idle=True, may_send_at=0.0) == KvTurn(is_idle=True)
     hand.accepts_again, hand.blocked = True, frozenset({"w2.1"})
-    assert traffic.next_event(is_idle=True, may_send=True) == KvTurn(is_idle=True, blocked=hand.blocked)
+    assert traffic.next_event(is_idle=True, may_send_at=0.0) == KvTurn(is_idle=True, blocked=hand.blocked)
 
 
 def test_a_part_is_followed_by_the_next_turn(hand: Hand, traffic: KvTraffic) -> None:
     """The answer has the time that the part took."""
     traffic.notice()
-    assert traffic.next_event(is_idle=True, may_send=True) is not None
+    assert traffic.next_event(is_idle=True, may_send_at=0.0) is not None
     (taken,) = traffic.perform(SEND)
-    assert isinstance(taken, KvPartTaken)
+    assert isinstance(taken, KvPartsTaken)
     assert (taken.to, taken.num_bytes) == ("w1.1", 256)
     assert taken.took_s == pytest.approx(0.001)
     assert hand.sent == [SEND]
-    assert traffic.wait_s(hand.time, may_take=True, may_send=True) == 0.0
+    assert traffic.wait_s(hand.time, may_take=True, may_send_at=0.0) == 0.0
 
 
 def test_arrived_parts_come_first_and_use_up_the_memory_that_was_measured(hand: Hand, traffic: KvTraffic) -> None:
     """The free memory is measured at ticks only, so each part is counted against it."""
     hand.parts.extend([ReceivedPart(PART, DATA, "key")] * 2)
-    assert traffic.wait_s(hand.time, may_take=True, may_send=False) == 0.0
-    assert traffic.wait_s(hand.time, may_take=False, may_send=False) == inf  # parked
+    assert traffic.wait_s(hand.time, may_take=True, may_send_at=inf) == 0.0
+    assert traffic.wait_s(hand.time, may_take=False, may_send_at=inf) == inf  # parked
     traffic.hurry()
-    assert traffic.next_event(is_idle=False, may_send=True) == KvArrived(PART, DATA, 1000, "key")
-    assert traffic.next_event(is_idle=False, may_send=True) == KvArrived(PART, DATA, 744, "key")
-    assert traffic.next_event(is_idle=False, may_send=True) == KvTurn(is_idle=False)
+    assert traffic.next_event(is_idle=False, may_send_at=0.0) == KvArrived(PART, DATA, 1000, "key")
+    assert traffic.next_event(is_idle=False, may_send_at=0.0) == KvArrived(PART, DATA, 744, "key")
+    assert traffic.next_event(is_idle=False, may_send_at=0.0) == KvTurn(is_idle=False)
 
 
 @pytest.mark.parametrize("error", [IllegalMove("beyond the limit"), MemoryError("none left"), RuntimeError("device")])

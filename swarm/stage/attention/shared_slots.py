@@ -1,0 +1,131 @@
+"""Slots of an arena that share pages: which sequence maps which, and how many positions count for it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from weakref import ref
+
+from swarm.log import get_logger
+from swarm.stage.attention.racks import LayerBuffer, Rack
+from swarm.stage.attention.sharing import PageFile, SharedPages, chunk_positions, is_on_pages, max_ranges
+from swarm.wire.shared_positions import SharedPositions
+
+log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class SlotMappings:
+    """Runs of pages that are mapped over one slot of a rack, from position 0 on without gaps."""
+
+    rack: Rack
+    slot: int
+    runs: list[tuple[SharedPages, int]] = field(default_factory=list)  # with the position up to which it is mapped
+    is_mapped: bool = False  # some pages of the slot may be a file's
+
+    @property
+    def stop(self) -> int:
+        return self.runs[-1][1] if self.runs else 0
+
+    @property
+    def num_ranges(self) -> int:
+        """Mappings of the slot's memory: those of the runs, and of the rest."""
+        return sum(pages.num_ranges for pages, _ in (*self.runs, *self.runs[-1:]))
+
+    def covers(self, position: int, layers: Iterable[int]) -> bool:
+        """Whether pages are mapped over this position, or later ones, in some of these layers."""
+        return position < self.stop and any(layer in self.runs[0][0].layers for layer in layers)
+
+    def map_fork(
+        self, source: SlotMappings, runs: list[tuple[int, int]], layers: Collection[int], unit: int, file: PageFile
+    ) -> None:
+        """Map runs of the source, each from its start to an end. If its last run does not reach that far, the source's
+        positions move there."""
+        buffers = {layer: source.rack.buffers[layer] for layer in layers}
+        for number, (start, stop) in enumerate(runs):
+            if number == len(source.runs):
+                source.runs.append((SharedPages.reserve(file, start, unit, buffers), start))
+            pages, end = source.runs[number]
+            if end < stop:
+                source.is_mapped = True
+                pages.extend(buffers, source.slot, stop)
+                source.runs[number] = pages, stop
+            self.is_mapped = True
+            pages.map(self.rack.buffers, self.slot, stop)
+            self.runs.append((pages, stop))
+
+    def copy_out(self) -> None:
+        """Give the slot pages of its own."""
+        while self.runs:
+            pages, stop = self.runs.pop()
+            pages.copy_out(self.rack.buffers, self.slot, stop)
+
+    def forget(self) -> None:
+        """Note that the slot has new pages, whose content is zero."""
+        for pages, stop in self.runs:
+            pages.leave(stop)
+        self.runs.clear()
+        self.is_mapped = False
+
+
+class SharedSlots:
+    """Account of the positions that an arena's sequences share, and the pages behind it."""
+
+    def __init__(self) -> None:
+        self.positions = SharedPositions()  # 0 as its unit: as the first fork needs it
+        self.is_refused = False  # the system refused to map pages: nothing more is shared, and the next plan counts so
+        self._file: ref[PageFile] | None = None  # it lives while pages of it are mapped
+
+    def start(self, unit: int, slots: Iterable[SlotMappings]) -> None:
+        """Count all sequences in full, and share by this unit from now on; 0: as suits the layers.
+
+        Mapped pages stay, as far as their ranges leave room for as many new ones.
+        """
+        self.positions.clear(unit)
+        mapped = sorted((each for each in slots if each.runs), key=lambda each: each.num_ranges)
+        num_ranges = sum(each.num_ranges for each in mapped)
+        while num_ranges > max_ranges():
+            num_ranges -= mapped[-1].num_ranges
+            mapped.pop().copy_out()
+
+    def fork(
+        self, sequence: int, source: int, position: int, *, mine: SlotMappings, other: SlotMappings, layers: set[int]
+    ) -> int:
+        """Map the source's first positions over those of a sequence that has the same layers. Return their number."""
+        buffers = [other.rack.buffers[layer] for layer in layers]
+        if not buffers or not is_on_pages([*buffers, *(mine.rack.buffers[layer] for layer in layers)]):
+            return 0
+        if not self.positions.unit:
+            self.positions.unit = _find_unit(buffers)
+        ranges = 2 * sum(buffer.shape.heads for buffer in buffers)
+        num_mappings = self.positions.num_mappings + self.positions.fork_mappings(source, position)
+        if num_mappings * ranges > max_ranges():
+            return 0
+        try:
+            if not self.positions.stop(source):
+                other.copy_out()  # what it still has of an earlier plan
+            stop = self.positions.fork(sequence, source, position)
+            runs = [(run.start, end) for run, end in self.positions.runs(sequence)]
+            mine.map_fork(other, runs, layers, self.positions.unit, self._open_file())
+        except OSError as error:  # no file or no mapping is to be had: copying always works
+            log.warning("kv_not_shared", error=str(error))
+            self.is_refused = True
+            self.stop(sequence, mine)
+            return 0
+        return stop
+
+    def stop(self, sequence: int, mine: SlotMappings) -> None:
+        """Count all positions of a sequence as its own, and give it pages of its own."""
+        self.positions.release(sequence)
+        mine.copy_out()
+
+    def _open_file(self) -> PageFile:
+        file = None if self._file is None else self._file()
+        if file is None:
+            file = PageFile()
+            self._file = ref(file)
+        return file
+
+
+def _find_unit(buffers: list[LayerBuffer]) -> int:
+    return chunk_positions([each.shape for each in buffers], buffers[0].layouts, buffers[0].keys.itemsize)

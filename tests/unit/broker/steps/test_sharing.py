@@ -1,0 +1,172 @@
+"""Positions that sequences share count once in the broker's blocks, as long as every stage can share them."""
+
+from __future__ import annotations
+
+import pytest
+
+from swarm.broker.state import SequenceState
+from swarm.broker.state.plans import PlanState
+from swarm.wire.messages import BLOCK, Activate, Cancel
+from tests.unit.broker.bench import Bench, FakeWorker, orders, scheduling, submit
+
+UNIT = 2 * BLOCK
+PROMPT = 5 * UNIT + 5  # 10 blocks that can be shared, and one that can't
+COPY = 12  # blocks of a sequence with its headroom
+
+
+def _serve(make_bench, blocks: int, *, num_workers: int = 2, **fields: object) -> Bench:
+    bench = make_bench(scheduling(mode="batch", kv_headroom=BLOCK, step_tokens=4096, prefill_chunk=4096))
+    return bench.serve(num_workers, kv_capacity=blocks * BLOCK, **({"share_unit": UNIT} | fields))
+
+
+def _running(bench: Bench) -> int:
+    return len(bench.state.running)
+
+
+def _many(bench: Bench, n: int, **fields: object) -> None:
+    options: dict[str, object] = {"num_prompt": PROMPT, "max_tokens": BLOCK, "ignore_eos": True, "n": n}
+    bench.say(submit(**(options | fields)))  # type: ignore[arg-type]
+
+
+def test_continuations_of_a_prompt_take_its_blocks_once(make_bench) -> None:
+    """The others wait until the first one has computed the prompt, and start from it."""
+    bench = _serve(make_bench, 3 * COPY)
+    _many(bench, 8)
+    (step,) = bench.pipe
+    assert (len(step.rows), _running(bench)) == (1, 1)
+    bench.finish()
+    assert _running(bench) == 8
+    assert bench.state.reserved_blocks == 10 + 8 * 2
+    assert bench.state.counters["prefix_hits"] == 7
+    bench.run_dry()
+    assert bench.state.counters.get("preemptions", 0) == 0
+    assert all(s.reason == "length" for s in bench.state.sequences.values())
+
+
+@pytest.mark.parametrize("fields", [{"share_unit": 0}, {"share_mappings": 3}])
+def test_stages_that_cannot_share_count_each_sequence(make_bench, fields: dict[str, int]) -> None:
+    """Because they can't at all, or not that many sequences: these compute their prompts themselves."""
+    bench = _serve(make_bench, 3 * COPY, **fields)
+    _many(bench, 8)
+    most = 0
+    while any(s.state is not SequenceState.ENDED for s in bench.state.sequences.values()):
+        bench.finish()
+        most = max(most, _running(bench))
+    assert most == 3
+    assert bench.state.shared.saved == 0
+
+
+@pytest.mark.parametrize(
+    ("units", "expected"),
+    [((), 0), ((64,), 64), ((64, 96), 192), ((64, 0), 0), ((40,), 160), ((4096, 96), 0)],
+)
+def test_the_unit_of_a_plan_is_the_least_common_one_in_whole_blocks(units: tuple[int, ...], expected: int) -> None:
+    """Unless a stage has none, or it is so large that it hardly ever applies."""
+    plans = PlanState()
+    plans.capacity = {
+        name: FakeWorker(name, name, share_unit=unit, share_mappings=unit).prepared(1)
+        for name, unit in zip("abc", units, strict=False)
+    }
+    assert (plans.share_unit, plans.share_mappings) == (expected, min(units, default=0))
+
+
+def test_every_stage_is_told_the_unit(make_bench) -> None:
+    bench = make_bench(scheduling())
+    bench.join("w0", share_unit=UNIT)
+    bench.tick()
+    bench.tick()
+    assert [order.share_unit for _, order in orders(bench.log, Activate)] == [UNIT]
+
+
+@pytest.mark.parametrize("first", range(4))
+def test_whoever_ends_first_leaves_the_prompt_to_the_others(make_bench, first: int) -> None:
+    bench = _serve(make_bench, 3 * COPY)
+    _many(bench, 4)
+    bench.finish()
+    other = submit("other", num_prompt=2 * BLOCK, max_tokens=4, ignore_eos=True)
+    bench.sequence("r", first).expect_stop(1)
+    before = bench.state.reserved_blocks
+    assert before == 10 + 4 * 2
+    bench.say(other)
+    bench.say(Cancel(request_id="r"))
+    bench.run_dry()
+    assert bench.state.shared.saved == 0 or bench.state.prefix.retired
+    assert bench.state.reserved_blocks == bench.state.prefix.exclusive_blocks(bench.state.shared)
+
+
+def test_evicting_a_prefix_that_others_share_frees_only_its_rest(make_bench) -> None:
+    """So a sequence that needs its blocks has the sharing sequence preempted, too."""
+    bench = _serve(make_bench, COPY + 2)
+    _many(bench, 1, max_tokens=3)
+    bench.run_dry()
+    assert list(bench.state.prefix.retired) == [1]
+    bench.say(submit("fork", num_prompt=PROMPT, max_tokens=2 * BLOCK, ignore_eos=True, priority=-50))
+    bench.finish()
+    assert bench.state.reserved_blocks == COPY
+    bench.say(submit("high", prompt=(9,) * 400, max_tokens=16, priority=50))
+    bench.finish()
+    assert [s.request.id for s in bench.state.running] == ["high"]
+    assert not bench.state.prefix.retired
+    assert bench.state.counters["preemptions"] == 1
+
+
+def test_preempting_a_sequence_frees_what_no_other_shares(make_bench) -> None:
+    """The youngest of three gives its own blocks only, so a second one goes, too."""
+    bench = _serve(make_bench, 10 + 3 * 2)
+    _many(bench, 3, priority=-50)
+    bench.finish()
+    bench.finish()
+    assert bench.state.reserved_blocks == 10 + 3 * 2
+    bench.say(submit("high", prompt=(9,) * 90, max_tokens=6, priority=50))
+    bench.finish()
+    assert [s.id for s in bench.state.running] == [1, 4]
+    assert bench.state.counters["preemptions"] == 2
+
+
+def test_no_more_start_from_a_prefix_than_fit(make_bench) -> None:
+    bench = _serve(make_bench, 10 + 5 * 2)
+    _many(bench, 8)
+    bench.finish()
+    assert _running(bench) == 5
+    assert len(bench.state.waiting) == 3
+
+
+def test_a_prefix_that_others_share_is_not_evicted_for_nothing(make_bench) -> None:
+    """A sequence that fits in what is free leaves it."""
+    bench = _serve(make_bench, COPY + 4)
+    _many(bench, 1, max_tokens=3)
+    bench.run_dry()
+    bench.say(submit("fork", num_prompt=PROMPT, max_tokens=2 * BLOCK, ignore_eos=True))
+    bench.finish()
+    bench.say(submit("small", prompt=(9,) * 40, max_tokens=16))
+    bench.finish()
+    assert _running(bench) == 2
+    assert list(bench.state.prefix.retired) == [1]
+
+
+def test_after_a_loss_the_others_start_from_the_one_that_stays(make_bench) -> None:
+    """Nothing is shared in layers that are computed again: what fits in full stays, the rest starts from it."""
+    bench = _serve(make_bench, 3 * COPY, num_workers=3)
+    _many(bench, 8)
+    for _ in range(5):
+        bench.finish()
+    assert _running(bench) == 8
+    bench.lose(bench.state.plans.current.stages[-1].name)
+    while not bench.state.plans.is_serving:
+        bench.tick()
+    assert [s.residency for s in bench.state.sequences.values()] == [0] + 7 * [1]
+    assert _running(bench) == 8
+    assert bench.state.reserved_blocks == 10 + 1 + 7 * 2  # the first one without headroom
+    bench.run_dry()
+    assert all(s.reason == "length" for s in bench.state.sequences.values())
+
+
+def test_a_plan_with_room_for_all_keeps_all(make_bench) -> None:
+    bench = _serve(make_bench, 8 * COPY, num_workers=3)
+    _many(bench, 8)
+    bench.finish()
+    bench.lose(bench.state.plans.current.stages[-1].name)
+    while not bench.state.plans.is_serving:
+        bench.tick()
+    assert _running(bench) == 8
+    assert bench.state.shared.saved == 0
