@@ -43,7 +43,7 @@ MUTANTS = (
         name="spilling-takes-any-time",
         breaks="Chunks are read between steps without a limit.",
         target="swarm.stage.kv_spill:KvSpiller._may_write",
-        old="return turn.is_idle or has_time",
+        old="return turn.is_idle or self._budget.left_s > 0.0",
         new="return True",
         caught_by=f"{SPILL}::test_steps_that_wait_leave_it_two_percent_of_the_time",
     ),
