@@ -12,6 +12,7 @@ from swarm.sim.actors.client import ClientNode
 from swarm.sim.actors.cluster import Cluster
 from swarm.sim.actors.lookup_client import LookupClient
 from swarm.sim.actors.reader import AttachedReader
+from swarm.sim.actors.spill_shell import SimSpillDisk
 from swarm.sim.checks.audit import Violation
 from swarm.sim.schedules.faults import apply_fault
 from swarm.sim.schedules.schedule import Schedule, ScheduledRequest
@@ -49,29 +50,30 @@ class Outcome:
     num_kept: int  # positions that a broker adopted from stages that had survived its predecessor
     num_copied: int  # parts of keys and values that workers stored for others
     num_adopted: int  # layers × positions that stages took over from copies
+    num_restored: int  # positions that were read from disk instead of computed
     faults: dict[str, int]  # number of faults of each kind that struck
     failure: str | None
     story: tuple[str, ...]  # the last lines before a failure
 
 
-def run(seed: int, *, faults: bool = True) -> Outcome:
-    """Play the schedule of this seed."""
+def run(seed: int, *, faults: bool = True, spills: bool = False) -> Outcome:
+    """Play the schedule of this seed. ``spills``: workers write keys and values to disk."""
     collects = gc.isenabled()
     gc.disable()  # a schedule makes few reference cycles, and searching for them costs a tenth of the time
     try:
-        return _run(seed, faults=faults)
+        return _run(seed, faults=faults, spills=spills)
     finally:
         if collects:
             gc.enable()
 
 
-def _run(seed: int, *, faults: bool) -> Outcome:
+def _run(seed: int, *, faults: bool, spills: bool) -> Outcome:
     schedule = make_full_schedule(seed, faults=faults)
     world = World(seed, schedule.pace)
     cluster: Cluster | None = None
     failure = None
     try:
-        cluster = _build_cluster(world, schedule)
+        cluster = _build_cluster(world, schedule, SimSpillDisk(seed) if spills else None)
         _play(world, cluster, schedule)
     except (Violation, IllegalMove) as error:
         failure = f"{type(error).__name__}: {error}"
@@ -93,6 +95,7 @@ def _run(seed: int, *, faults: bool) -> Outcome:
         num_kept=cluster.promise_check.num_adopted if cluster is not None else 0,
         num_copied=cluster.kv_check.num_parts if cluster is not None else 0,
         num_adopted=cluster.kv_check.num_adopted if cluster is not None else 0,
+        num_restored=int(counters.get("restored_positions", 0)),
         faults=dict(sorted(cluster.fault_counts.items())) if cluster is not None else {},
         failure=failure,
         story=world.last_lines() if failure else (),
@@ -104,8 +107,8 @@ def run_many(first_seed: int, count: int, *, faults: bool = True) -> Iterator[Ou
         yield run(seed, faults=faults)
 
 
-def _build_cluster(world: World, schedule: Schedule) -> Cluster:
-    cluster = Cluster(world, schedule)
+def _build_cluster(world: World, schedule: Schedule, spill_disk: SimSpillDisk | None) -> Cluster:
+    cluster = Cluster(world, schedule, spill_disk)
     for spec in schedule.workers:
         world.schedule(spec.joins_at, lambda s=spec: cluster.join(s))  # type: ignore[misc]
     clients = [ClientNode(cluster, f"c{i}", consume_s) for i, consume_s in enumerate(schedule.clients)]

@@ -29,6 +29,7 @@ class WorkerView(Protocol):
     memory_bytes: int
     listener: FakeListener  # its listener for steps
     kv_listener: FakeListener  # its listener for copies of keys and values
+    spill_from: int  # length from which it writes sequences to disk; 0: none
     ticket: str  # by which a relay identifies that listener
     relay: str  # a relay at which steps arrive, too
     core: StageCore

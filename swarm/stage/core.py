@@ -30,7 +30,7 @@ from math import inf
 
 import msgspec
 
-from swarm.stage.actions import Action, Compute, SendToBroker, WriteStageLog
+from swarm.stage.actions import CHUNK, Action, Compute, SendToBroker, WriteStageLog
 from swarm.stage.epochs import AllowedSenders, EpochManager
 from swarm.stage.events import (
     BrokerConnected,
@@ -98,6 +98,7 @@ class StageSettings:
     log_bytes: int = 256 << 20  # limit of the activation log
     profile_every: int = 0  # log a profile after this number of steps; 0: never
     dtypes: tuple[str, ...] = ()  # types of weights that this worker could compute with, as its settings allow
+    spill_chunk: int = CHUNK  # positions of a chunk on disk
 
 
 @dataclass(slots=True)
@@ -130,7 +131,7 @@ class StageCore:
         self.replays = ReplayQueue(own.name, own.incarnation, own.num_layers, self.store, self._count)
         self.rechecks = RecheckQueue(own.incarnation, own.num_layers, self.log, self._count)
         arrivals = KvArrivals(own.incarnation, self.store, self._actions, self._write_log, self._count)
-        spiller = KvSpiller(self.store, self._count)
+        spiller = KvSpiller(self.store, self._count, own.spill_chunk)
         restorer = KvRestorer(own.incarnation, self.store, spiller, self._actions, self._write_log, self._count)
         self.exchange = KvExchange(KvSender(self.store, self._count), arrivals, spiller, restorer, self._actions)
         self.epochs = EpochManager(

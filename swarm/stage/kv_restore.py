@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from swarm.stage.actions import CHUNK, Action, ReadSpilled, SendToBroker, StopReadingSpilled, StoreSpilled
+from swarm.stage.actions import Action, ReadSpilled, SendToBroker, StopReadingSpilled, StoreSpilled
 from swarm.stage.events import SpilledRead, SpilledStored
 from swarm.stage.kv_spill import KvSpiller, chunk_names
 from swarm.stage.membership import LogWriter
@@ -48,14 +48,15 @@ class KvRestorer:
     def follow(self, order: RestoreKv, now: float) -> None:
         """Begin to restore a sequence, or report at once that there is nothing to restore."""
         stored, spilling = self.store.sequences.get(order.sequence), self.spiller.order
+        chunk = self.spiller.chunk
         self._cancel(order.sequence)
-        stop = 0 if stored is None else min(order.stop, len(stored.history)) // CHUNK * CHUNK
+        stop = 0 if stored is None else min(order.stop, len(stored.history)) // chunk * chunk
         is_ready = stored is not None and not stored.is_retired and stored.position() == order.start
         if not is_ready or spilling is None or order.start % BLOCK or stop <= order.start:
             self._report(order, order.start if is_ready else 0)
             return
         assert stored is not None
-        names = chunk_names(stored.history, stop)[order.start // CHUNK :]
+        names = chunk_names(stored.history, stop, chunk)[order.start // chunk :]
         self.restoring[order.sequence] = _Restoration(order, stop, now + order.within_s, order.start)
         self.actions.append(
             ReadSpilled(
@@ -117,7 +118,6 @@ class KvRestorer:
         for sequence, current in list(self.restoring.items()):
             if now >= current.until:
                 self.count("spill_reads_overdue", 1)
-                self.actions.append(StopReadingSpilled(current.order.ticket))
                 self._end(sequence, current)
 
     def _end(self, sequence: int, current: _Restoration) -> None:
@@ -125,7 +125,7 @@ class KvRestorer:
         num_restored = current.position - current.order.start
         if num_restored:
             self.count("spill_positions_restored", num_restored)
-            if current.order.start < CHUNK:  # otherwise earlier chunks may be missing there
+            if current.order.start < self.spiller.chunk:  # otherwise earlier chunks may be missing there
                 self.spiller.skip_to(sequence, current.position)
         if current.position < current.stop:
             self.actions.append(StopReadingSpilled(current.order.ticket))

@@ -34,11 +34,11 @@ def extend_name(before: str, tokens: Sequence[int]) -> str:
     return digest.hexdigest()
 
 
-def chunk_names(tokens: Sequence[int], stop: int) -> list[str]:
+def chunk_names(tokens: Sequence[int], stop: int, chunk: int = CHUNK) -> list[str]:
     """Return the names of all whole chunks before ``stop``."""
     names: list[str] = []
-    for start in range(0, stop - CHUNK + 1, CHUNK):
-        names.append(extend_name(names[-1] if names else "", tokens[start : start + CHUNK]))
+    for start in range(0, stop - chunk + 1, chunk):
+        names.append(extend_name(names[-1] if names else "", tokens[start : start + chunk]))
     return names
 
 
@@ -48,6 +48,7 @@ class KvSpiller:
 
     store: SequenceStore
     count: Callable[[str, float], None]
+    chunk: int = CHUNK  # positions; another number only in the simulation
     order: SpillKv | None = None
     layers: LayerRange = field(default_factory=lambda: LayerRange(0, 0))  # of the stage, while there is an order
     # sequences of which a chunk may remain to be written, as keys; the longest unserved first
@@ -94,7 +95,7 @@ class KvSpiller:
         """Record that these rows were computed."""
         if self.order is not None:
             for row in rows:
-                if (row.start + row.count) // CHUNK > row.start // CHUNK:
+                if (row.start + row.count) // self.chunk > row.start // self.chunk:
                     self.unwritten[row.sequence] = None
 
     def skip_to(self, sequence: int, position: int) -> None:
@@ -102,7 +103,7 @@ class KvSpiller:
         stored = self.store.sequences.get(sequence)
         if self.order is not None and stored is not None:
             sent = stored.sent.setdefault(self._target, SentPositions())
-            sent.position = max(sent.position, position // CHUNK * CHUNK)
+            sent.position = max(sent.position, position // self.chunk * self.chunk)
 
     # --- turns -------------------------------------------------------------------------------------------------------
 
@@ -121,8 +122,8 @@ class KvSpiller:
             return []
         stored = self.store.sequences[sequence]
         sent = stored.sent.setdefault(self._target, SentPositions())
-        start = sent.position // CHUNK * CHUNK  # a truncation may have cut it within a chunk
-        stop = start + CHUNK
+        start = sent.position // self.chunk * self.chunk  # a truncation may have cut it within a chunk
+        stop = start + self.chunk
         self._under_way = sent, start, turn.is_idle
         sent.position = stop
         del self.unwritten[sequence]
@@ -170,13 +171,13 @@ class KvSpiller:
         if self.order is None or position is None or sequence in self._excluded:
             return False
         sent = stored.sent.get(self._target)
-        next_stop = CHUNK if sent is None else (sent.position // CHUNK + 1) * CHUNK
+        next_stop = ((0 if sent is None else sent.position) // self.chunk + 1) * self.chunk
         return position >= max(self.order.num_positions, next_stop)
 
     def _name(self, sequence: int, stored: StoredSequence, start: int) -> str:
         """Return the name of the chunk from ``start`` on. Names of chunks before it stay: their tokens were written."""
         names = self._names.setdefault(sequence, [])
-        del names[start // CHUNK :]
-        for begin in range(len(names) * CHUNK, start + CHUNK, CHUNK):
-            names.append(extend_name(names[-1] if names else "", stored.history[begin : begin + CHUNK]))
+        del names[start // self.chunk :]
+        for begin in range(len(names) * self.chunk, start + self.chunk, self.chunk):
+            names.append(extend_name(names[-1] if names else "", stored.history[begin : begin + self.chunk]))
         return names[-1]

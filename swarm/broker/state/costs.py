@@ -75,6 +75,12 @@ class StepCosts:
         return self._tokens / self._busy_s if self._busy_s > 0 and self._tokens > 0 else None
 
     @property
+    def prompt_tokens_per_s(self) -> float | None:
+        """Tokens per second of the best steps with at least a chunk of tokens; None before the first one."""
+        rates = [size.tokens / size.seconds for size in self._sizes.values() if size.tokens >= CHUNK and size.seconds]
+        return max(rates, default=None)
+
+    @property
     def min_step_s(self) -> float:
         """Shortest recent step time; no token takes less."""
         return self._min_step_s or 0.0

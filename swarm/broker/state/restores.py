@@ -21,9 +21,8 @@ class Restore:
     began_at: float
     deadline: float  # when the sequence runs at the latest
     step: int | None = None  # the step with which the stages open the sequence
-    unanswered: set[str] = field(
-        default_factory=set
-    )  # stages that have not reported yet, once they are ordered to read
+    # stages that have not reported yet, once they are ordered to read
+    unanswered: set[str] = field(default_factory=set)
     position: int | None = None
 
     @property

@@ -23,7 +23,7 @@ from swarm.broker.state.restores import Restore
 from swarm.wire.messages import KvRestored, RestoreKv, SpillKv
 
 SPILL_VERSION = 4  # of the protocol: the first with these orders
-MIN_WAIT_S, MAX_WAIT_S = 0.25, 30.0
+MIN_WAIT_S, MAX_WAIT_S = 0.5, 30.0  # stages look at the time ten times a second
 READ_POSITION_S = 0.00025  # expected time per position of slow disks, where no speed of computing is known yet
 ANSWER_SHARE = 0.8  # of the time until the deadline, after which stages answer with what they have read
 
@@ -33,7 +33,7 @@ def begin_restore(state: State, sequence: Sequence, now: float) -> None:
     least, num_positions = state.restores.num_positions, sequence.pending
     if least and num_positions >= least:
         num_awaited = num_positions + state.restores.num_awaited
-        state.restores.begin(sequence, now, now + wait_s(num_awaited, state.costs.tokens_per_s))
+        state.restores.begin(sequence, now, now + wait_s(num_awaited, state.costs.prompt_tokens_per_s))
         sequence.start_restore()
         state.running.refresh(sequence)
 

@@ -12,6 +12,7 @@ from swarm.broker.state import PlanPhase
 from swarm.sim.actors.broker import BrokerNode
 from swarm.sim.actors.client import ClientNode
 from swarm.sim.actors.routes import SimRoutes
+from swarm.sim.actors.spill_shell import SimSpillDisk
 from swarm.sim.actors.worker import RELEASE_TIMEOUT_S, WorkerNode, WorkerTrap
 from swarm.sim.checks import effects
 from swarm.sim.checks.audit import Audit, Violation
@@ -55,7 +56,7 @@ CALM_STRIDE = 3  # see ``Cluster.stride``
 class Cluster:
     """One broker, workers that come and go, and clients."""
 
-    def __init__(self, world: World, schedule: Schedule) -> None:
+    def __init__(self, world: World, schedule: Schedule, spill_disk: SimSpillDisk | None = None) -> None:
         self.world = world
         self.network = Network(world, schedule.weather)
         self.manifest = fake_manifest(schedule.num_layers)
@@ -63,6 +64,7 @@ class Cluster:
         self.log_bytes = schedule.log_bytes
         self.put_off_every = schedule.put_off_every
         self.kv_conditions = schedule.kv
+        self.spill_disk = spill_disk  # None: nothing is written
         self.recalls = schedule.recalls
         self.uses_keys = schedule.keys
         self.revoked: set[str] = set()  # keys; the broker's registry survives it

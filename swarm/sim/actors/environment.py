@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 from swarm.sim.actors.routes import SimRoutes
+from swarm.sim.actors.spill_shell import SimSpillDisk
 from swarm.sim.checks import effects
 from swarm.sim.checks.audit import Audit
 from swarm.sim.checks.blame import BlameCheck
@@ -44,6 +45,7 @@ class Environment(SceneView, Protocol):
     machines: Machines
     kv_check: KvCheck
     kv_conditions: KvConditions
+    spill_disk: SimSpillDisk | None
     log_bytes: int
     put_off_every: int
     recalls: bool

@@ -38,6 +38,7 @@ def build_hello(worker: WorkerView, manifest: Manifest, machines: Machines) -> H
         key=worker.key,
         ticket=worker.ticket,
         kv_endpoint=kv_endpoint(incarnation),
+        spill_from=worker.spill_from,
     )
 
 

@@ -28,6 +28,8 @@ CHANNEL_PARTS = 3  # parts that a connection takes before it accepts no more
 READ_S = (0.0, 0.002)  # for reading a part in the compute thread
 TURN_AFTER_STEP = 0.5  # share of steps after which the core may send a part
 
+KvAction = StoreKv | ConnectKvTargets | AllowKvSenders | SendKvParts
+
 
 class KvNode(WorkerView, Protocol):
     """View of a worker for its copies. ``has_free_turn``: its compute thread has nothing to do."""
@@ -62,7 +64,7 @@ class SimKvShell:
 
     # --- actions of the core
 
-    def perform(self, action: StoreKv | ConnectKvTargets | AllowKvSenders | SendKvParts) -> tuple[KvStoreFailed, ...]:
+    def perform(self, action: KvAction) -> tuple[KvStoreFailed, ...]:
         """Carry out an action. Return the core's next event if a part could not be stored."""
         match action:
             case StoreKv() if self.num_failing:
@@ -136,21 +138,22 @@ class SimKvShell:
             self._is_ticking = False
             return
         if not self._node.is_busy and not self._node.is_stopped:
-            self._offer(self._make_turn(is_idle=self._node.has_free_turn))
+            self._offer(self.make_turn(is_idle=self._node.has_free_turn))
         self._schedule_turn()
 
     def turn_after_step(self) -> KvTurn | None:
         """Return a turn between two steps, now and then."""
         if not self._links or self._chance.random() >= TURN_AFTER_STEP:
             return None
-        turn = self._make_turn(is_idle=False)
+        turn = self.make_turn(is_idle=False)
         return turn if self._node.core.wants_kv_turn(turn, self._world.now) else None
 
     def _offer(self, turn: KvTurn) -> None:
         if self._node.core.wants_kv_turn(turn, self._world.now):
             self._node.post(turn)
 
-    def _make_turn(self, *, is_idle: bool) -> KvTurn:
+    def make_turn(self, *, is_idle: bool) -> KvTurn:
+        """Return the turn that the core could be offered now."""
         blocked = [t for t, (_, link) in self._links.items() if link.is_stuck or link.num_waiting >= CHANNEL_PARTS]
         return KvTurn(is_idle, frozenset(blocked))
 

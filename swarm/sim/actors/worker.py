@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,8 @@ from swarm.sim.actors.device import SimDevice
 from swarm.sim.actors.environment import Environment
 from swarm.sim.actors.heartbeats import SimHeartbeats
 from swarm.sim.actors.hello import build_hello
-from swarm.sim.actors.kv_shell import SimKvShell
+from swarm.sim.actors.kv_shell import KvAction, SimKvShell
+from swarm.sim.actors.spill_shell import CHUNK, SPILL_FROM, DiskAction, SimSpillShell
 from swarm.sim.checks import effects
 from swarm.sim.network import FakeListener, SimLink, fake_public_key
 from swarm.sim.schedules.schedule import WorkerSpec
@@ -73,11 +74,15 @@ class WorkerNode:
         self.listener = FakeListener(uses_keys=cluster.uses_keys)  # its listener for steps
         self.relay = ""  # a relay at which steps arrive, too
         self.memory_bytes = spec.memory_bytes
+        disk = cluster.spill_disk
+        self.spill_from = 0 if disk is None else SPILL_FROM
         self.executor = FakeExecutor(
             cluster.manifest, spec.capacity, defer_every=cluster.put_off_every, share_unit=spec.share_unit
         )
         self.core = StageCore(
-            StageSettings(name, self.incarnation, cluster.manifest.num_layers, log_bytes=cluster.log_bytes)
+            StageSettings(
+                name, self.incarnation, cluster.manifest.num_layers, log_bytes=cluster.log_bytes, spill_chunk=CHUNK
+            )
         )
         self._machines = cluster.machines
         if name in self._machines.unlike:
@@ -100,6 +105,7 @@ class WorkerNode:
         self._heartbeats = SimHeartbeats(cluster, self)
         self.kv = SimKvShell(cluster, self, self.executor)
         self.kv_listener = self.kv.listener
+        self.spill = None if disk is None else SimSpillShell(self._world, self, disk)
         self._next_link: SimLink | None = None
         self._next_endpoint = self._next_name = ""
         self._tick()
@@ -116,6 +122,8 @@ class WorkerNode:
         """Deliver an order to the worker, unless the schedule loses it."""
         if self.num_lost_orders and isinstance(order, Prepare | Activate):
             self.num_lost_orders -= 1
+            return
+        if self.spill is not None and self.spill.loses(order):
             return
         if self.kv.num_lost_orders and isinstance(order, SendKv | ReceiveKv):
             self.kv.num_lost_orders -= 1
@@ -239,6 +247,12 @@ class WorkerNode:
         """Whether the compute thread stands still."""
         return self.is_frozen or self.is_hung
 
+    def make_kv_turn(self) -> stage_event.KvTurn | None:
+        """Return a turn in which keys and values may be sent or written to disk; None while it computes."""
+        if self.is_busy or self.is_stopped:
+            return None
+        return replace(self.kv.make_turn(is_idle=self.has_free_turn), may_spill=True)
+
     @property
     def has_free_turn(self) -> bool:
         """Whether no event waits for the compute thread."""
@@ -299,8 +313,12 @@ class WorkerNode:
                 | stage_act.ConnectKvTargets()
                 | stage_act.AllowKvSenders()
                 | stage_act.SendKvParts()
+                | stage_act.SpillChunk()
+                | stage_act.ReadSpilled()
+                | stage_act.StoreSpilled()
+                | stage_act.StopReadingSpilled()
             ):
-                self._inbox.extendleft(self.kv.perform(action))  # a failure comes before everything else
+                self._inbox.extendleft(self._move_kv(action))  # the answer comes before everything else
             case stage_act.UseLayers(layers, kept, share_unit):
                 self.executor.activate(layers, kept, share_unit)
             case stage_act.OpenEdge(_, edge):
@@ -314,6 +332,12 @@ class WorkerNode:
                 self._world.tell(f"{self.incarnation} ##", action)
             case _:
                 self._perform_control(action)
+
+    def _move_kv(self, action: KvAction | DiskAction) -> tuple[stage_event.Event, ...]:
+        if not isinstance(action, DiskAction):
+            return self.kv.perform(action)
+        assert self.spill is not None
+        return self.spill.perform(action)
 
     def _perform_control(self, action: stage_act.Action) -> None:
         match action:
@@ -348,6 +372,8 @@ class WorkerNode:
         kind = type(message).__name__
         if self.num_lost_answers and isinstance(message, Hello | Prepared | Activated):
             self.num_lost_answers -= 1
+            return
+        if self.spill is not None and self.spill.loses(message):
             return
         if self.kv.num_lost_reports and isinstance(message, KvHeld):
             self.kv.num_lost_reports -= 1

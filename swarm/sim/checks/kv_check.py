@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from swarm.broker.state import SequenceState, State
 from swarm.sim.checks.audit import Violation
 from swarm.sim.checks.chains import ExpectedStates
-from swarm.stage.events import Event, KvArrived, OrderArrived, StageTick
+from swarm.stage.events import Event, KvArrived, OrderArrived, SpilledStored, StageTick
 from swarm.wire.messages import Activate, KvPart, ReceiveKv
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ class KvCheck:
                 self._count_adopted(node)
             case KvArrived():
                 self._check_arrival(event, node)
+            case SpilledStored():
+                self.check_node(node)
             case StageTick(kv_free_bytes=free) if free < 0:
                 self._check_evicted(-free, node)
             case _:

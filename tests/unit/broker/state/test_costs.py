@@ -123,3 +123,13 @@ def test_timers_give_what_is_due() -> None:
     assert list(timers.pop_due(0.5)) == []
     assert list(timers.pop_due(2.0)) == ["a", "b"]
     assert list(timers.pop_due(9.0)) == ["c"]
+
+
+def test_the_speed_of_prompts_is_that_of_the_best_large_steps() -> None:
+    """Decodes tell nothing about it."""
+    costs = StepCosts()
+    costs.record_step(1, 0.0, 0.01)
+    assert costs.prompt_tokens_per_s is None
+    costs.record_step(64, 1.0, 1.64)
+    costs.record_step(256, 2.0, 3.0)
+    assert costs.prompt_tokens_per_s == pytest.approx(256.0)

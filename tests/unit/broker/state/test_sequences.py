@@ -51,6 +51,7 @@ GIVEN: dict[str, tuple[object, ...]] = {
     "append_token": (5, (), None, 0.0),
     "start_rebuild": ([RUN],),
     "finish_rebuild": (RUN,),
+    "finish_restore": (1,),
     "add_unfit_time": (1.0,),
     "start": (0.0,),
 }
