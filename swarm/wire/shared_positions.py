@@ -71,7 +71,7 @@ class SharedPositions:
     _holders: dict[int, _Holder] = field(default_factory=dict)
 
     def stop(self, sequence: int) -> int:
-        """Return the position up to which the sequence shares, or could share with one that has ended."""
+        """Return the position up to which the sequence holds chunks."""
         holder = self._holders.get(sequence)
         return 0 if holder is None else holder.stop
 

@@ -189,6 +189,6 @@ MUTANTS = (
         target="swarm.broker.state.prefix:PrefixCache.evict",
         old="blocks -= num_blocks - shared.release(sequence) // BLOCK",
         new="blocks -= num_blocks",
-        caught_by="tests/unit/broker/steps/test_sharing.py::test_evicting_a_prefix_that_others_share_frees_only_its_rest",
+        caught_by="tests/unit/broker/steps/test_sharing.py::test_an_evicted_prefix_leaves_its_blocks_to_those_that_share_them",
     ),
 )

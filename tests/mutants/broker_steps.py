@@ -100,7 +100,7 @@ MUTANTS = (
         target="swarm.broker.steps.kv_capacity:KvAllocator._start_from_prefix",
         old="own_blocks = blocks - state.shared.fork_stop(source, position) // BLOCK",
         new="own_blocks = 0",
-        caught_by="tests/unit/broker/steps/test_sharing.py::test_no_more_start_from_a_prefix_than_fit",
+        caught_by="tests/unit/broker/steps/test_sharing.py::test_a_prefix_that_is_too_short_is_no_way_in",
     ),
     Mutant(
         name="mappings-without-limit",

@@ -4,6 +4,9 @@ A block has 32 positions. A sequence is admitted with blocks for its tokens and 
 so sequences that may become long run side by side as long as they are short. Where a stage's memory is taken by
 reservation and not by writing, a sequence is admitted with blocks for its maximum length.
 
+Where the stages can share memory, the blocks of a common prefix count once (``state.shared``): a sequence that starts
+from it needs blocks for the rest only, and gives back only what no other sequence holds.
+
 When no blocks are free, retired sequences are evicted first. Then the sequence with the lowest rank is preempted, the
 youngest of the lowest class: it releases all blocks, waits, and is computed again later. It loses no token.
 

@@ -137,7 +137,7 @@ def _add_kv_fault(kind: FaultKind, random: Random, schedule: Schedule) -> Schedu
 
 def _shorten_queue(random: Random, schedule: Schedule) -> Schedule:
     """Let one sequence run at a time, with a short queue."""
-    if random.random() >= SHORT_QUEUE:
+    if random.random() >= SHORT_QUEUE or any(spec.submit.params.n > 3 for spec in schedule.requests):
         return schedule
     requests = replace(schedule.settings.requests, max_queue=random.choice(QUEUES))
     scheduler = replace(schedule.settings.scheduler, max_running=1)

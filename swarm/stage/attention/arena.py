@@ -5,7 +5,7 @@ sequence, large enough for the longest such sequence. Neighbouring sequences can
 nothing is gathered, copied or moved as they grow. The operating system commits pages when they are first written and
 takes them back at release, so only written positions count, in blocks of 32.
 
-A sequence that starts from another one's long prefix shares its pages (``sharing``).
+A sequence that starts from another one's long prefix shares its pages (``sharing``, ``shared_slots``).
 
 On other devices, memory is committed when it is requested. There each sequence has a rack of its own, which is
 enlarged, and copied, whenever the sequence has grown by 128 positions; allocated positions count.

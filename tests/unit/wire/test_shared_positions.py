@@ -77,7 +77,7 @@ def test_positions_are_counted_as_a_list_of_all_of_them_has_it(
         lengths = sum(map(len, reference.held.values()))
         assert lengths - account.saved == reference.count()
         _check_runs(account, reference)
-        assert Departures_total(account, reference) == 0
+        assert _total_after_departures(account, reference) == 0
     for sequence in list(reference.held):
         account.release(sequence)
     assert (account.saved, account.num_mappings) == (0, 0)
@@ -95,7 +95,7 @@ def _check_runs(account: SharedPositions, reference: Reference) -> None:
         assert len(account.runs(sequence)) <= MAX_RUNS
 
 
-def Departures_total(account: SharedPositions, reference: Reference) -> int:
+def _total_after_departures(account: SharedPositions, reference: Reference) -> int:
     """What stays in use if everything departs."""
     departures = Departures(account)
     freed = sum(len(names) - departures.add(sequence) for sequence, names in reference.held.items())
@@ -127,9 +127,7 @@ def test_a_long_conversation_shares_its_first_turns() -> None:
     account = SharedPositions(UNIT)
     for turn in range(1, 12):
         account.fork(turn, turn - 1, UNIT * turn)
-    assert [account.stop(turn) for turn in range(12)] == [
-        UNIT * min(turn + 1, MAX_RUNS) if turn < 11 else UNIT * MAX_RUNS for turn in range(12)
-    ]
+    assert [account.stop(turn) for turn in range(12)] == [UNIT * min(turn + 1, MAX_RUNS) for turn in range(12)]
 
 
 def test_without_a_unit_nothing_is_shared() -> None:

@@ -30,7 +30,7 @@ def _many(bench: Bench, n: int, **fields: object) -> None:
 
 def test_continuations_of_a_prompt_take_its_blocks_once(make_bench) -> None:
     """The others wait until the first one has computed the prompt, and start from it."""
-    bench = _serve(make_bench, 3 * COPY)
+    bench = _serve(make_bench, 10 + 8 * 2)
     _many(bench, 8)
     (step,) = bench.pipe
     assert (len(step.rows), _running(bench)) == (1, 1)
@@ -121,6 +121,30 @@ def test_preempting_a_sequence_frees_what_no_other_shares(make_bench) -> None:
     bench.finish()
     assert [s.id for s in bench.state.running] == [1, 4]
     assert bench.state.counters["preemptions"] == 2
+
+
+def test_a_prefix_that_is_too_short_is_no_way_in(make_bench) -> None:
+    """A sequence waits if it would fit with a longer one only."""
+    bench = _serve(make_bench, COPY + 4)
+    _many(bench, 1)
+    bench.finish()
+    other = submit("other", prompt=(*submit(num_prompt=UNIT).prompt, *(9,) * (PROMPT - UNIT)), max_tokens=BLOCK)
+    bench.say(other)
+    bench.finish()
+    assert [s.request.id for s in bench.state.running] == ["r"]
+
+
+def test_an_evicted_prefix_leaves_its_blocks_to_those_that_share_them(make_bench) -> None:
+    bench = _serve(make_bench, COPY + 4)
+    _many(bench, 1, max_tokens=3)
+    bench.run_dry()
+    bench.say(submit("fork", num_prompt=PROMPT, max_tokens=2 * BLOCK, ignore_eos=True))
+    bench.finish()
+    assert list(bench.state.prefix.retired) == [1]
+    bench.state.evict(0, bench.state.plans.max_sequences)
+    assert not bench.state.prefix.retired
+    assert (bench.state.reserved_blocks, bench.state.shared.saved) == (COPY, 0)
+    bench.run_dry()
 
 
 def test_no_more_start_from_a_prefix_than_fit(make_bench) -> None:
