@@ -296,10 +296,12 @@ class KvSender:
         return {
             key
             for key, target in self.targets.items()
-            if key[0] not in turn.blocked
-            and now >= target.paused_until
-            and ((budget := self._budget_of(target, turn)) is None or budget.left_s > 0.0)
+            if key[0] not in turn.blocked and now >= target.paused_until and self._has_time(target, turn)
         }
+
+    def _has_time(self, target: _Target, turn: KvTurn) -> bool:
+        budget = self._budget_of(target, turn)
+        return budget is None or budget.left_s > 0.0
 
     def _budget_of(self, target: _Target, turn: KvTurn) -> TimeBudget | None:
         """Return the budget that pays for parts in this turn; None: they need none."""

@@ -150,9 +150,9 @@ MUTANTS = (
     Mutant(
         name="copies-take-any-time",
         breaks="Copies delay steps without a limit.",
-        target="swarm.stage.kv_sender:KvSender._ready_targets",
-        old="and ((budget := self._budget_of(target, turn)) is None or budget.left_s > 0.0)",
-        new="",
+        target="swarm.stage.kv_sender:KvSender._has_time",
+        old="return budget is None or budget.left_s > 0.0",
+        new="return True",
         caught_by=f"{SENDER}::test_an_urgent_target_has_half_of_the_time",
     ),
     Mutant(

@@ -47,12 +47,13 @@ class StageLoader:
 
         stage = Stage(self._skeleton, layers, held, WeightLoader(self._skeleton, self._source, on_loaded))
         progress(total, total)
-        release_free_memory()
         new = frozenset(
             layer
             for layer in range(layers.first, layers.stop)
             if not module_names(self._skeleton, layer) <= held.keys()
         )
+        if new:
+            release_free_memory()
         return stage, new
 
     def _fetch(self, ranges: tuple[LayerRange, ...], held: Collection[str], progress: Progress) -> int:

@@ -87,10 +87,14 @@ def restore_threads(before: int) -> None:
 
 
 def start_helpers(number: int) -> None:
-    """Make torch start its helper threads for this thread now.
+    """Make torch start its helper threads for this thread now, once.
 
     torch keeps them, and would otherwise start them with the first long prompt, where they would look like a leak.
+    Every activation asks for them; on busy cores, starting them takes as long as the rest of an activation.
     """
+    if getattr(_step, "started", 0) >= number:
+        return
+    _step.started = number
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     torch.zeros(number * _MIN_SHARE).add_(1)
