@@ -57,16 +57,25 @@ def expected(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> list[l
         return asyncio.run(ask(swarm))
 
 
+def _are_warm(report: dict) -> bool:  # type: ignore[type-arg]
+    """Whether every stage has all layers loaded: its own, and the others' as a standby."""
+    held = [[node["layers"], *node["standby"]] for node in report["workers"] if node["layers"] is not None]
+    num_layers = max((layers[0][1] for layers in held), default=0)
+    return bool(held) and all(sum(stop - first for first, stop in layers) == num_layers for layers in held)
+
+
 @pytest.mark.parametrize(("num_workers", "change"), [(3, drain), (3, leave), (2, join)])
 async def test_no_position_is_computed_again(
     zygote: Zygote, tmp_path: Path, expected: list[list[int]], num_workers: int, change: Change
 ) -> None:
     """Under load, the plan changes while it is whole: every token is that of one undisturbed worker, and the keys and
-    values of the moved layers come from their former holder."""
-    with Processes(zygote.model, tmp_path, launch=zygote) as swarm:
+    values of the moved layers come from their former holder. The present workers have loaded all layers before, since a
+    load beside steps may take longer than the answers."""
+    with Processes(zygote.model, tmp_path, options={"SWARM_PLAN__STANDBY": "all"}, launch=zygote) as swarm:
         swarm.start(num_workers)
         async with AsyncClient(swarm.url, connect_timeout_s=60) as client:
             await swarm.until_serving(client, num_workers)
+            await swarm.until(client, "nodes", _are_warm)
             answers = [asyncio.create_task(_generate(client, prompt)) for prompt in PROMPTS]
             await some_tokens(swarm, client, 20 * len(PROMPTS))
             before = await figures(client)

@@ -246,6 +246,15 @@ def test_a_spare_worker_takes_over(llama: Path) -> None:
     assert torch.equal(spare.logits(rest), old.stages[0].logits(rest))
 
 
+def test_a_spare_worker_reports_the_bits_that_a_stage_reports(llama: Path) -> None:
+    """With the layers that it keeps warm: only then copies between them count."""
+    for dtype in ("float32", "bfloat16"):
+        stage, spare = (TorchExecutor(str(llama), dtype=dtype, memory_limit=1 << 30) for _ in range(2))
+        bits = stage.prepare(LayerRange(0, 4), (), 8, nothing).bits
+        spare.keep((LayerRange(0, 2),), nothing, lambda _: False)
+        assert spare.loaded_bits() == bits != ""
+
+
 def test_what_is_no_copy_is_refused(llama: Path) -> None:
     """Of another dtype or size, of layers that are none, of positions that are not held or not reserved."""
     executor = ready(llama, LayerRange(0, 4), "bfloat16")

@@ -129,4 +129,20 @@ MUTANTS = (
         new="whole = entry.sequence == wanted.sequence and wanted.stop <= entry.stop",
         caught_by="tests/unit/broker/recovery/test_rebuild.py::test_a_log_without_its_beginning_serves_what_copies_lack",
     ),
+    Mutant(
+        name="copies-with-other-bits-are-taken-over",
+        breaks="A holder takes copies over although it computes other bits with the layers of the next plan.",
+        target="swarm.broker.recovery.kv_copies:KvCopies.drop_unlike",
+        old="if not unlike:",
+        new="if True:",
+        caught_by="tests/unit/broker/recovery/test_migration.py::test_copies_of_a_sender_that_dies_count_only_with_equal_bits",
+    ),
+    Mutant(
+        name="a-suspect-s-step-follows-others",
+        breaks="A suspect's step is sent while steps of others are in flight.",
+        target="swarm.broker.steps.scheduler:_choose_eligible",
+        old="if in_flight:",
+        new="if False:",
+        caught_by="tests/unit/broker/members/test_blame.py::test_a_suspect_s_step_is_alone_in_flight",
+    ),
 )

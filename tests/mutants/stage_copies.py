@@ -299,4 +299,12 @@ MUTANTS = (
         new="return min(held, self.until.get(sequence, 0)) if self.until else held",
         caught_by="tests/unit/stage/test_kv_copies.py::test_finished_blocks_are_copied_and_taken_over",
     ),
+    Mutant(
+        name="what-follows-copies-is-not-logged",
+        breaks="A boundary that was taken over from copies has no log.",
+        target="swarm.stage.sequences:SequenceStore.keep_only",
+        old="self.log.expect(sequence, layers.stop)",
+        new="pass",
+        caught_by="tests/unit/stage/test_kv_copies.py::test_what_is_computed_after_copies_is_logged_for_the_next_death",
+    ),
 )

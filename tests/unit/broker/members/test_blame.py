@@ -196,6 +196,7 @@ def test_a_suspect_s_step_is_alone_in_flight(serving: Bench) -> None:
     serving.say(submit("a", max_tokens=4))
     fail(serving, "w0")
     serving.say(submit("b", max_tokens=20))
+    fail(serving, "w1")
     suspect, num_alone = serving.sequence("a").id, 0
     assert serving.state.evidence.suspects == {suspect}
     while serving.state.evidence.suspects:
