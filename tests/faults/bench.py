@@ -17,7 +17,7 @@ import pytest
 from swarm import AsyncClient, Completion
 from swarm.failpoints import FROM_VARIABLE, TRACE_VARIABLE, VARIABLE
 from tests.faults.zygote import Zygote
-from tests.integration.processes import Processes
+from tests.integration.processes import Processes, stages_of
 
 TOKENS = 120
 SETTLED_S = 2.0
@@ -212,8 +212,12 @@ class Bench:
 
     async def order(self) -> list[str]:
         """The workers' names in the order of the pipeline, when one serves: between two plans there is none."""
-        plan = await self.swarm.until(self.client, "plan", lambda plan: plan["state"] == "serving")
-        return [str(stage["worker"]) for stage in plan["stages"]]
+        while True:
+            before = await self.swarm.until(self.client, "status", lambda status: status["state"] == "serving")
+            names = stages_of(await self.client.query("nodes"))
+            after = await self.client.query("status")
+            if (after["state"], after["epoch"]) == ("serving", before["epoch"]):
+                return names
 
     async def nodes(self) -> list[dict[str, Any]]:
         nodes: Any = (await self.client.query("nodes"))["workers"]

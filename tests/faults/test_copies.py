@@ -51,14 +51,15 @@ async def until_copied(bench: Bench, policy: str, source: str) -> list[str]:
     if policy == "none":
         return []
 
-    def routes(plan: dict[str, Any]) -> list[dict[str, Any]]:
-        return [route for route in plan.get("copies", ()) if route["source"] == source]
+    def routes(nodes: dict[str, Any]) -> list[tuple[str, int]]:
+        """Holders and the positions that they hold."""
+        holders = [(str(row["name"]), row["copies"]["routes"]) for row in nodes["workers"] if row["copies"]]
+        return [(name, each["positions"]) for name, found in holders for each in found if each["source"] == source]
 
-    def are_held(plan: dict[str, Any]) -> bool:
-        return bool(routes(plan)) and all(route["positions"] for route in routes(plan))
+    def are_held(nodes: dict[str, Any]) -> bool:
+        return bool(routes(nodes)) and all(positions for _, positions in routes(nodes))
 
-    plan = await bench.swarm.until(bench.client, "plan", are_held)
-    return [str(route["holder"]) for route in routes(plan)]
+    return [name for name, _ in routes(await bench.swarm.until(bench.client, "nodes", are_held))]
 
 
 @pytest.mark.parametrize("place", [0, 1, -1], ids=["first", "middle", "last"])

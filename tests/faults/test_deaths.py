@@ -13,7 +13,7 @@ import pytest_asyncio
 from swarm import AsyncClient
 from tests.faults.bench import MODE_VARIABLE, Swarm
 from tests.faults.zygote import Zygote
-from tests.integration.processes import Processes, figures
+from tests.integration.processes import Processes, figures, stages_of
 
 PROMPTS = [[3 + (7 * i + j) % 400 for j in range(length)] for i, length in enumerate((5, 40, 90, 150))]
 SAMPLING: list[dict[str, Any]] = [
@@ -83,9 +83,7 @@ async def drawn(client: AsyncClient) -> float:
 
 async def order(client: AsyncClient) -> list[str]:
     """The workers' names in the order of the pipeline."""
-    stages = (await client.query("plan"))["stages"]
-    assert isinstance(stages, list)
-    return [str(stage["worker"]) for stage in stages]
+    return stages_of(await client.query("nodes"))
 
 
 # Layers that survivors exchange because the cut moves count as lost, too. If the first stage dies, nobody has a log of

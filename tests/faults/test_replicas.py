@@ -64,7 +64,7 @@ async def test_only_what_copies_lack_is_replayed(
             swarm.start_worker(f"w{number}")
         async with AsyncClient(swarm.url, connect_timeout_s=60.0) as client:
             await swarm.until_serving(client, 3)
-            await swarm.until(client, "plan", lambda plan: len(plan.get("copies", ())) > 2)
+            await swarm.until(client, "stats", lambda stats: stats["kv_copies"]["routes"] > 2)
             before = await figures(client)
             answers = asyncio.create_task(everything(client))
             await some_tokens(swarm, client, 4 * 350)

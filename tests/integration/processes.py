@@ -161,6 +161,12 @@ async def figures(client: AsyncClient) -> dict[str, float]:
     return {name: float(value) for name, value in pipeline.items() if isinstance(value, int | float)}
 
 
+def stages_of(nodes: dict[str, Any]) -> list[str]:
+    """Return the names of the workers with layers, in the layers' order, from the report on nodes. The report on the
+    plan has a forecast, for which the broker starts a process that imports for half a second."""
+    return [str(row["name"]) for row in sorted(nodes["workers"], key=lambda row: row["layers"] or []) if row["layers"]]
+
+
 async def some_tokens(processes: Processes, client: AsyncClient, more: int) -> None:
     """Wait until the swarm has drawn so many further tokens."""
     began = (await figures(client)).get("tokens", 0.0)

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from swarm import AsyncClient
 from tests.faults.zygote import Zygote
-from tests.integration.processes import Processes, figures, free_ports, some_tokens
+from tests.integration.processes import Processes, figures, free_ports, some_tokens, stages_of
 
 PROMPTS = [[3 + (11 * i + j) % 400 for j in range(length)] for i, length in enumerate((7, 60))]
 TOKENS = 150
@@ -62,9 +62,7 @@ async def node(client: AsyncClient, name: str) -> dict[str, Any]:
 
 
 async def middle(client: AsyncClient) -> str:
-    stages = (await client.query("plan"))["stages"]
-    assert isinstance(stages, list)
-    return str(stages[1]["worker"])
+    return stages_of(await client.query("nodes"))[1]
 
 
 def node_of(report: dict[str, Any], name: str) -> dict[str, Any]:

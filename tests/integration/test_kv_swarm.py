@@ -11,7 +11,7 @@ import pytest
 
 from swarm import AsyncClient
 from tests.faults.zygote import Zygote
-from tests.integration.processes import Processes
+from tests.integration.processes import Processes, stages_of
 
 PROMPT = tuple(5 + n * 7 % 480 for n in range(250))
 NUM_REQUESTS, TOKENS = 3, 400
@@ -62,7 +62,7 @@ async def test_a_loss_costs_the_last_positions(
         async with AsyncClient(swarm.url, connect_timeout_s=60) as client:
             await swarm.until_serving(client, 2)
             await swarm.until(client, "nodes", lambda report: _all_warm(report["workers"]))
-            doomed = [stage["worker"] for stage in (await client.query("plan"))["stages"]][lost]
+            doomed = stages_of(await client.query("nodes"))[lost]
             got = await ask(client, lambda num: swarm.kill(doomed) if num == NUM_REQUESTS * WARM else None)
             assert got == expected
             (recovery,) = (await client.query("recoveries"))["recoveries"]

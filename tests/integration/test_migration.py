@@ -12,7 +12,7 @@ import pytest
 from swarm import AsyncClient
 from swarm.wire.messages import PlanCommand
 from tests.faults.zygote import Zygote
-from tests.integration.processes import Processes, figures, some_tokens
+from tests.integration.processes import Processes, figures, some_tokens, stages_of
 
 NUM_TOKENS = 850
 PROMPTS = [[5 + i % 90 for i in range(first, first + 150)] for first in range(0, 84, 7)]
@@ -23,7 +23,7 @@ Change = Callable[[Processes, AsyncClient], Awaitable[None]]
 async def drain(swarm: Processes, client: AsyncClient) -> None:
     """As ``swarmctl drain w1``."""
     assert (await client.steer(PlanCommand(verb="drain", worker="w1")))["state"] == "drained"
-    await swarm.until(client, "plan", lambda plan: "w1" not in _holders(plan))
+    await swarm.until(client, "nodes", lambda nodes: "w1" not in stages_of(nodes))
 
 
 async def leave(swarm: Processes, client: AsyncClient) -> None:
@@ -36,11 +36,7 @@ async def leave(swarm: Processes, client: AsyncClient) -> None:
 async def join(swarm: Processes, client: AsyncClient) -> None:
     """A third worker comes."""
     swarm.start_worker("w2")
-    await swarm.until(client, "plan", lambda plan: "w2" in _holders(plan))
-
-
-def _holders(plan: dict) -> list[str]:  # type: ignore[type-arg]
-    return [stage["worker"] for stage in plan["stages"]]
+    await swarm.until(client, "nodes", lambda nodes: "w2" in stages_of(nodes))
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -47,7 +47,10 @@ KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 needs_library = pytest.mark.skipif(not VARIANTS, reason=f"no native kernels: {native.unavailable_reason()}")
 
 
-@pytest.fixture(params=[f"{kind} {how}" for kind in KINDS for how in (*VARIANTS, WITHOUT)])
+DTYPES = [f"{kind} {how}" for kind in KINDS for how in (*VARIANTS, WITHOUT)]
+
+
+@pytest.fixture(params=DTYPES)
 def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
     """Either kind, with every variant of our own kernels that runs here, and with torch's."""
     kind, how = str(request.param).split()
@@ -112,7 +115,15 @@ def plan_of(chunk: int, first: int = 0) -> list[int]:
 CASES = [(heads, "plain") for heads in HEADS] + [(heads, how) for heads in (HEADS[0], HEADS[-1]) for how in HOWS]
 
 
-@pytest.mark.parametrize(("heads", "how"), dict.fromkeys(CASES), ids=str)
+def rows_cases() -> Iterator[object]:
+    """Each case with each kind of kernels. Plain C takes its time: with the many heads of real models it computes in
+    one case, the others are long. It has the bits of the vectors (``test_processors_agree``)."""
+    for kind, (heads, how) in product(DTYPES, dict.fromkeys(CASES)):
+        is_long = kind.endswith(" portable") and heads in HEADS[:6] and (heads, how) != CASES[0]
+        yield pytest.param(kind, heads, how, marks=pytest.mark.long if is_long else (), id=f"{kind}-{heads}-{how}")
+
+
+@pytest.mark.parametrize(("dtype", "heads", "how"), [*rows_cases()], indirect=["dtype"])
 def test_rows(heads: tuple[int, int, int], how: str, dtype: torch.dtype) -> None:
     """In chunks of 1, 7, 64, 100 by one thread, whole by two, alone and beside strangers: the same bits; near to the
     plain formula."""

@@ -38,9 +38,10 @@ QUANTIZED = {
     "float32 int8 by 128": Quantization("int8", group=128),
     "bfloat16 int4 times int8": Quantization("int4", activations="int8"),
 }
-SERVED = [(kind, dtype) for kind in ARCHITECTURES for dtype in ("float32", "bfloat16")]
+SERVED: list[Any] = [(kind, dtype) for kind in ARCHITECTURES for dtype in ("float32", "bfloat16")]
 if native.library() is not None:  # else bfloat16 is without them anyway
-    SERVED += [(kind, WITHOUT_NATIVE) for kind in ("llama", "gemma2", "gpt_oss")]
+    SERVED += [(kind, WITHOUT_NATIVE) for kind in ("gemma2", "gpt_oss")]
+    SERVED.append(pytest.param(("llama", WITHOUT_NATIVE), marks=pytest.mark.long))  # has nothing that those lack
     SERVED += [(kind, "bfloat16 int4") for kind in ("qwen3", "gemma2", "gpt_neox", "phi3", "qwen3_moe", "gpt_oss")]
     SERVED += [("llama", how) for how in QUANTIZED]
 TOKENS = random_tokens(142, seed=3, vocabulary=251)  # longer than a cell of the attention's grid, and than any window

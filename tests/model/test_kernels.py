@@ -86,7 +86,14 @@ def served_here() -> list[Any]:
     """Every kernel with every dtype that this machine can run it in, and shapes. In float16 two small ones:
     that is slow on a CPU, and chosen only where somebody asks for it by name."""
     return [
-        pytest.param(kernel, dtype, shape, id=f"{kernel.__name__}-{str(dtype)[6:]}-{shape[0]}x{shape[1]}")
+        pytest.param(
+            kernel,
+            dtype,
+            shape,
+            id=f"{kernel.__name__}-{str(dtype)[6:]}-{shape[0]}x{shape[1]}",
+            # The libraries' kernels: this number of outputs and this number of inputs occur in other shapes.
+            marks=pytest.mark.long if shape == LARGEST[0] and kernel in (PlainLinear, PackedLinear) else (),
+        )
         for kernel in KERNELS
         for dtype in DTYPES
         for shape in ([SMALL[0], SMALL[3]] if dtype == torch.float16 else [*SMALL, *LARGE, *LARGEST])
