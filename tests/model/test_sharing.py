@@ -331,6 +331,7 @@ def test_where_nothing_can_be_mapped_prefixes_are_copied(limit: str, monkeypatch
     shared_with(arena, 2)
     assert torch.equal(read(arena, 1, 800), read(arena, 0, 800))
     assert arena.used == round_up(900) + 2 * 800
+    assert arena.can_share is (limit == "ranges")  # after a refusal, the next plan counts every sequence in full
 
 
 def test_a_process_that_is_forked_writes_for_itself_only() -> None:
