@@ -139,6 +139,7 @@ class ComputeThread:
             files,
             executor.manifest,
             self._clock,
+            identity=executor.kv_identity,
             fits=executor.fits_kv,
             on_read=self._wake.set,
             on_crash=self.fail,

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from swarm.stage.executor import KvDtype
 
 MAX_CHUNKS: Final = 2  # that wait for the disk, and that wait for the compute thread
+_FORMAT: Final = 2  # changes with the order of numbers in a file
 _REST_S: Final = 10.0  # without writing, after the disk had no space or failed
 
 log = get_logger(__name__)
@@ -58,7 +59,7 @@ class _Reading:
 class SpillThread:
     """Owner of the folder and of the thread that works in it.
 
-    ``fits``: whether such data can be this model's. ``on_read`` is called by the thread when something was read, and
+    ``identity``: the executor's ``kv_identity``. ``fits``: whether such data can be this model's. ``on_read`` is called by the thread when something was read, and
     ``on_crash`` when a bug has ended it.
     """
 
@@ -68,6 +69,7 @@ class SpillThread:
         manifest: Manifest,
         clock: Clock,
         *,
+        identity: str,
         fits: Callable[[KvData], bool],
         on_read: Callable[[], None],
         on_crash: Callable[[BaseException], None],
@@ -75,6 +77,7 @@ class SpillThread:
         self._files = files
         self._manifest = manifest
         self._clock = clock
+        self._identity = identity
         self._fits, self._on_read, self._on_crash = fits, on_read, on_crash
         # protected by ``_changed``
         self._chunks: deque[_Chunk] = deque()
@@ -251,7 +254,7 @@ class SpillThread:
 
     def _file(self, bits: str, name: str, begin: int, layer: int) -> ChunkFile:
         if bits not in self._models:
-            self._models[bits] = model_digest(self._manifest, bits)
+            self._models[bits] = model_digest(self._manifest, self._identity, bits)
         return ChunkFile(self._models[bits], name, begin // CHUNK, layer)
 
 
@@ -260,10 +263,13 @@ def _join_layers(layers: Sequence[tuple[KvDtype, NDArray[np.generic]]], block: i
     return np.concatenate([numbers.reshape(CHUNK // BLOCK, -1)[block] for _, numbers in layers])
 
 
-def model_digest(manifest: Manifest, bits: str) -> str:
-    """Return a digest of all that decides the bits of keys and values, except the tokens. Names of models don't."""
+def model_digest(manifest: Manifest, identity: str, bits: str) -> str:
+    """Return a digest of all that decides the bits of keys and values, except the tokens. Names of models don't.
+
+    ``identity``: see the executor's ``kv_identity``.
+    """
     facts = msgspec.msgpack.encode(msgspec.structs.replace(manifest, name="model"))
-    return xxhash.xxh3_128_hexdigest(facts + bits.encode())
+    return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode((_FORMAT, facts, identity, bits)))
 
 
 def open_spill_files(limit_bytes: int) -> SpillFiles | None:

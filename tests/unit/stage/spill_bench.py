@@ -51,6 +51,7 @@ class SpillBench:
             self.files,
             executor.manifest,
             self.clock,
+            identity=executor.kv_identity,
             fits=executor.fits_kv,
             on_read=lambda: None,
             on_crash=lambda error: None,

@@ -7,6 +7,7 @@ import time
 from collections import namedtuple
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -185,12 +186,15 @@ def test_a_read_only_folder_is_read(files: SpillFiles, tmp_path: Path, monkeypat
     assert files.read(file()) is not None
 
 
-def test_a_model_is_its_files_its_quantization_and_its_bits_not_its_name() -> None:
+def test_a_model_is_its_files_its_quantization_its_code_and_its_bits_not_its_name() -> None:
     plain = fake_manifest()
-    digest = model_digest(plain, "bits")
-    assert digest == model_digest(fake_manifest(name="renamed"), "bits")
-    others = [model_digest(plain, "other bits"), model_digest(fake_manifest(vocab_size=98), "bits")]
-    import msgspec
-
-    others.append(model_digest(msgspec.structs.replace(plain, weights="int4"), "bits"))
-    assert len({digest, *others}) == 4
+    digest = model_digest(plain, "code", "bits")
+    assert digest == model_digest(fake_manifest(name="renamed"), "code", "bits")
+    others = [
+        model_digest(plain, "code", "other bits"),
+        model_digest(plain, "other code", "bits"),
+        model_digest(plain, "codeb", "its"),
+        model_digest(fake_manifest(vocab_size=98), "code", "bits"),
+        model_digest(msgspec.structs.replace(plain, weights="int4"), "code", "bits"),
+    ]
+    assert len({digest, *others}) == 6
