@@ -59,8 +59,8 @@ class _Reading:
 class SpillThread:
     """Owner of the folder and of the thread that works in it.
 
-    ``identity``: the executor's ``kv_identity``. ``fits``: whether such data can be this model's. ``on_read`` is called by the thread when something was read, and
-    ``on_crash`` when a bug has ended it.
+    ``identity``: the executor's ``kv_identity``. ``fits``: whether such data can be this model's. ``on_read`` is called
+    by the thread when something was read, and ``on_crash`` when a bug has ended it.
     """
 
     def __init__(

@@ -76,6 +76,74 @@ def test_a_torn_file_is_missing(files: SpillFiles, tmp_path: Path, length: int) 
     assert files.num_damaged == 1
 
 
+def test_a_torn_file_is_written_again(files: SpillFiles, tmp_path: Path) -> None:
+    files.write(file(), "float32", NUMBERS)
+    os.truncate(file().path(tmp_path / "kv"), 0)
+    assert files.write(file(), "float32", NUMBERS)
+    assert files.read(file()) is not None
+    assert (files.num_damaged, files.num_written) == (1, 2)
+
+
+# --- other users and other kinds of files ----------------------------------------------------------------------------
+
+
+def test_a_folder_that_others_can_write_is_not_used(files: SpillFiles, tmp_path: Path) -> None:
+    files.write(file(), "float32", NUMBERS)
+    (tmp_path / "kv").chmod(0o777)
+    assert files.read(file()) is None
+    for number in (0, 1):
+        with pytest.raises(PermissionError, match="others may write"):
+            files.write(file(number), "float32", NUMBERS)
+    (tmp_path / "kv").chmod(0o700)
+    assert files.read(file()) is not None
+
+
+def test_a_folder_or_file_of_another_user_is_not_used(
+    files: SpillFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.write(file(), "float32", NUMBERS)
+    own = os.geteuid()
+    monkeypatch.setattr(spill_files.os, "geteuid", lambda: own + 1)
+    assert files.read(file()) is None
+    with pytest.raises(PermissionError, match="another user"):
+        files.write(file(), "float32", NUMBERS)
+    monkeypatch.setattr(files, "_check_root", lambda: None)
+    assert files.read(file()) is None
+    assert files.num_damaged == 1
+
+
+def test_nothing_is_written_through_a_link(files: SpillFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither where a file is, nor where it is being written."""
+    victim, path = tmp_path / "victim", file().path(tmp_path / "kv")
+    victim.write_text("precious")
+    path.parent.mkdir(parents=True, mode=0o700)
+    (tmp_path / "kv").chmod(0o700)
+    path.symlink_to(victim)
+    assert files.read(file()) is None
+    path.symlink_to(victim)
+    assert files.write(file(), "float32", NUMBERS)
+    assert not path.is_symlink()
+    monkeypatch.setattr(spill_files.secrets, "token_hex", lambda _: "name")
+    path.with_name(".name").symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        files.write(file(1), "float32", NUMBERS)
+    assert victim.read_text() == "precious"
+
+
+def test_a_pipe_or_an_endless_file_is_removed_unread(files: SpillFiles, tmp_path: Path) -> None:
+    path = file().path(tmp_path / "kv")
+    files.write(file(), "float32", NUMBERS)
+    path.unlink()
+    os.mkfifo(path)
+    assert files.read(file()) is None  # opening it would wait for a writer
+    assert not path.exists()
+    path.touch()
+    os.truncate(path, 1 << 40)  # a hole: reading it would take all memory
+    assert files.read(file()) is None
+    assert not path.exists()
+    assert files.num_damaged == 2
+
+
 @pytest.mark.parametrize(
     "other",
     [file(layer=1), file(index=1), file(name="cd" * 20), file(model="1" * 32)],
