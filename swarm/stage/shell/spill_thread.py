@@ -203,13 +203,20 @@ class SpillThread:
         self._on_read()
 
     def _read_chunk(self, action: act.ReadSpilled, name: str, begin: int) -> tuple[KvData, ...]:
-        """Return a chunk's blocks from the action's start on; nothing if a layer is missing."""
-        layers = []
+        """Return a chunk's blocks from the action's start on; nothing if a layer is missing.
+
+        If a layer is damaged, the others are read, too, so that all damaged ones are removed: a power cut tears several
+        files, and each restart would find only one of them.
+        """
+        layers, num_damaged = [], self._files.num_damaged
         for layer in range(action.layers.first, action.layers.stop):
             found = self._files.read(self._file(action.bits, name, begin, layer))
-            if found is None or found[1].size % (CHUNK // BLOCK):
+            if found is not None and found[1].size % (CHUNK // BLOCK) == 0:
+                layers.append(found)
+            elif self._files.num_damaged == num_damaged:
                 return ()
-            layers.append(found)
+        if len(layers) < len(action.layers):
+            return ()
         dtype = layers[0][0]
         if any(other != dtype for other, _ in layers):
             return ()

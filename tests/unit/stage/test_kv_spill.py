@@ -213,6 +213,22 @@ def test_reading_ends_where_a_layer_lacks_a_chunk(make_disk: MakeDisk) -> None:
     assert [report.position for report in disk.reports] == [512]
 
 
+def test_all_damaged_layers_of_a_chunk_are_written_again(make_disk: MakeDisk) -> None:
+    """A power cut tears several files; here with their size, so that only reading shows it."""
+    written(make_disk)
+    for path in make_disk().folder.glob("*/*/00001-*"):
+        path.write_bytes(bytes(path.stat().st_size))
+    for expected in (256, 768):
+        disk = make_disk()
+        disk.open(5)
+        disk.restore(5)
+        disk.read_all()
+        assert [report.position for report in disk.reports] == [expected]
+        assert disk.files.num_damaged == (3 if expected == 256 else 0)
+        disk.compute(5, expected, 800)
+        disk.write_all()
+
+
 def test_a_sequence_goes_on_from_a_copied_beginning(make_disk: MakeDisk) -> None:
     """Within a chunk, of which only the blocks behind are stored."""
     computed = written(make_disk)
