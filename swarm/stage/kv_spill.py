@@ -143,6 +143,9 @@ class KvSpiller:
             sent.position = min(sent.position, before)
             self.unwritten.pop(event.sequence, None)  # tried again when it has grown
             self.count("spill_chunks_not_read", 1)
+        elif not event.is_whole:
+            sent.position = min(sent.position, before)
+            self.unwritten = {event.sequence: None, **self.unwritten}  # until the chunk is whole
 
     def on_lost(self, sequence: int, start: int) -> None:
         """Write a sequence again from a chunk on that is not on the disk: later ones are of no use without it."""

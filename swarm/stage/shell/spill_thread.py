@@ -31,9 +31,9 @@ from swarm.wire.messages import BLOCK, Manifest
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from swarm.stage.executor import KvDtype
 
-MAX_CHUNKS: Final = 2  # that wait for the disk, and that wait for the compute thread
+MAX_CHUNKS: Final = 2  # that wait for the disk (of some layers), and that wait for the compute thread (of all)
+_AHEAD_BYTES: Final = 32 << 20  # a larger chunk is read only when none waits for the compute thread
 _FORMAT: Final = 2  # changes with the order of numbers in a file
 _REST_S: Final = 10.0  # without writing, after the disk had no space or failed
 
@@ -42,10 +42,11 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """A chunk to be written, block after block."""
+    """Some layers of a chunk to be written, block after block. ``is_last``: no layers of it follow."""
 
     action: act.SpillChunk
     blocks: tuple[KvData, ...]
+    is_last: bool
 
 
 @dataclass(slots=True)
@@ -112,10 +113,10 @@ class SpillThread:
     def has_results(self) -> bool:
         return bool(self._results)
 
-    def write(self, action: act.SpillChunk, blocks: Sequence[KvData]) -> None:
-        """Have a chunk written."""
+    def write(self, action: act.SpillChunk, blocks: Sequence[KvData], *, is_last: bool = True) -> None:
+        """Have some layers of a chunk written, which are the action's. ``is_last``: no layers of it follow."""
         with self._changed:
-            self._chunks.append(_Chunk(action, tuple(blocks)))
+            self._chunks.append(_Chunk(action, tuple(blocks), is_last))
             self._changed.notify()
 
     def read(self, action: act.ReadSpilled) -> None:
@@ -184,7 +185,11 @@ class SpillThread:
 
     @property
     def _can_read(self) -> bool:
-        return bool(self._readings) and len(self._results) < MAX_CHUNKS
+        if not self._readings:
+            return False
+        layers = self._readings[0].action.layers
+        num_bytes = CHUNK * sum(self._manifest.kv_bytes_per_token[layers.first : layers.stop])
+        return len(self._results) < (MAX_CHUNKS if num_bytes <= _AHEAD_BYTES else 1)
 
     def _read_next(self, reading: _Reading) -> None:
         action, number = reading.action, reading.num_read
@@ -202,28 +207,41 @@ class SpillThread:
             self._results.append(result)
         self._on_read()
 
-    def _read_chunk(self, action: act.ReadSpilled, name: str, begin: int) -> tuple[KvData, ...]:
+    def _read_chunk(self, action: act.ReadSpilled, name: str, begin_of_chunk: int) -> tuple[KvData, ...]:
         """Return a chunk's blocks from the action's start on; nothing if a layer is missing.
 
         If a layer is damaged, the others are read, too, so that all damaged ones are removed: a power cut tears several
         files, and each restart would find only one of them.
         """
-        layers, num_damaged = [], self._files.num_damaged
-        for layer in range(action.layers.first, action.layers.stop):
-            found = self._files.read(self._file(action.bits, name, begin, layer))
-            if found is not None and found[1].size % (CHUNK // BLOCK) == 0:
-                layers.append(found)
-            elif self._files.num_damaged == num_damaged:
+        num_damaged, dtypes, begin = self._files.num_damaged, set(), 0
+        sizes = self._manifest.kv_bytes_per_token[action.layers.first : action.layers.stop]
+        joined: NDArray[np.generic] | None = None  # by block, layer after layer
+        for layer, size in zip(range(action.layers.first, action.layers.stop), sizes, strict=True):
+            found = self._files.read(self._file(action.bits, name, begin_of_chunk, layer))
+            if found is None and self._files.num_damaged == num_damaged:
                 return ()
-        if len(layers) < len(action.layers):
+            if self._files.num_damaged > num_damaged:
+                continue
+            assert found is not None
+            dtype, numbers = found
+            if numbers.size % (CHUNK // BLOCK):
+                return ()
+            numbers = numbers.reshape(CHUNK // BLOCK, -1)
+            if joined is None:
+                joined = np.empty((CHUNK // BLOCK, numbers.shape[1] * sum(sizes) // size), numbers.dtype)
+            dtypes.add(dtype)
+            if len(dtypes) > 1 or begin + numbers.shape[1] > joined.shape[1]:
+                return ()
+            joined[:, begin : begin + numbers.shape[1]] = numbers
+            begin += numbers.shape[1]
+        if self._files.num_damaged > num_damaged or joined is None or begin < joined.shape[1]:
             return ()
-        dtype = layers[0][0]
-        if any(other != dtype for other, _ in layers):
-            return ()
+        (dtype,) = dtypes
+        starts = range(begin_of_chunk, begin_of_chunk + CHUNK, BLOCK)
         blocks = tuple(
-            KvData(action.layers, begin + at, begin + at + BLOCK, dtype, _join_layers(layers, at // BLOCK))
-            for at in range(0, CHUNK, BLOCK)
-            if begin + at >= action.start
+            KvData(action.layers, start, start + BLOCK, dtype, numbers)
+            for start, numbers in zip(starts, joined, strict=True)
+            if start >= action.start
         )
         return blocks if all(map(self._fits, blocks)) else ()
 
@@ -238,7 +256,7 @@ class SpillThread:
         except OSError as error:
             self._rest(error.strerror or str(error))
             return False
-        self.num_written += 1
+        self.num_written += chunk.is_last
         return True
 
     def _rest(self, reason: str) -> None:
@@ -263,11 +281,6 @@ class SpillThread:
         if bits not in self._models:
             self._models[bits] = model_digest(self._manifest, self._identity, bits)
         return ChunkFile(self._models[bits], name, begin // CHUNK, layer)
-
-
-def _join_layers(layers: Sequence[tuple[KvDtype, NDArray[np.generic]]], block: int) -> NDArray[np.generic]:
-    """Return the numbers of one block, layer after layer."""
-    return np.concatenate([numbers.reshape(CHUNK // BLOCK, -1)[block] for _, numbers in layers])
 
 
 def model_digest(manifest: Manifest, identity: str, bits: str) -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from swarm.stage import actions as act
 from swarm.stage.actions import CHUNK
 from swarm.stage.events import ChunkSpilled, KvTurn, OrderArrived, SpilledRead, SpilledStored, StageTick
+from swarm.stage.kv_sender import PART_S
 from swarm.stage.kv_spill import chunk_names, extend_name
+from swarm.stage.shell import spill_moves, spill_thread
 from swarm.wire.messages import Fence, LayerRange, SequencePosition
 from tests.unit.stage.bench import StageBench, opened, step_of
 from tests.unit.stage.spill_bench import TOKENS, SpillBench
@@ -154,6 +157,78 @@ def test_a_full_disk_loses_nothing_but_time(make_disk: MakeDisk) -> None:
     assert spans(disk.write_all()) == [(1, 0, 256), (1, 256, 512), (1, 512, 768)]
     values = disk.traffic.values()
     assert (values["spill_chunks_written"], values["spill_chunks_dropped"]) == (3, 1)
+
+
+def slow(disk: SpillBench, monkeypatch: pytest.MonkeyPatch, name: str) -> list[tuple[int, int, int]]:
+    """One layer is a unit, and reading a block of it, or storing it, takes two thirds of a turn. The calls: sequence,
+    first layer, position."""
+    calls, executor = [], type(disk.stage.executor)
+    whole = getattr(executor, name)
+
+    def take_time(own: Any, sequence: int, *arguments: Any) -> Any:
+        disk.clock.advance(PART_S * 2 / 3)
+        result = whole(own, sequence, *arguments)
+        data = arguments[1] if name == "write_kv" else result
+        assert len(data.layers) == 1
+        calls.append((sequence, data.layers.first, data.start))
+        return result
+
+    monkeypatch.setattr(spill_moves, "UNIT_BYTES", CHUNK)
+    monkeypatch.setattr(executor, name, take_time)
+    return calls
+
+
+def test_a_step_waits_for_a_part_of_a_chunk_only(
+    disk: SpillBench, make_disk: MakeDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for sequence in (1, 2):
+        disk.open(sequence)
+        disk.compute(sequence, 0, 512)
+    computed, calls = disk.chain(1), slow(disk, monkeypatch, "read_kv")
+    assert spans(disk.turn()) == [(1, 0, 256)]
+    assert calls == [(1, 0, 0), (1, 0, 32)]
+    while disk.turn():
+        disk.disk.work()
+    assert calls[:24] == [(1, layer, start) for layer in range(3) for start in range(0, 256, 32)]
+    monkeypatch.undo()
+    later = make_disk()
+    later.open(5)
+    later.restore(5)
+    later.read_all()
+    assert later.chain(5) == {layer: states[:512] for layer, states in computed.items()}
+
+
+def test_a_chunk_that_changes_while_it_is_read_is_read_again(
+    disk: SpillBench, make_disk: MakeDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.open(1)
+    disk.compute(1, 0, 512)
+    calls = slow(disk, monkeypatch, "read_kv")
+    for _ in range(3):
+        assert disk.turn()
+    disk.stage.run(step_of(disk.next_step, truncate=(SequencePosition(1, 100),)))
+    other = tuple(500 + position for position in range(412))
+    disk.compute(1, 100, 512, tokens=other)
+    del calls[:]
+    assert [chunk.name for chunk in disk.turn()] == chunk_names(TOKENS[:100] + other, 256)
+    assert calls == [(1, 0, 0), (1, 0, 32)]
+    monkeypatch.undo()
+    disk.write_all()
+    later = make_disk()
+    later.open(5, tokens=TOKENS[:100] + other)
+    later.restore(5)
+    later.read_all()
+    assert later.reports[0].position == 512
+    assert later.chain(5) == disk.chain(1)
+
+
+def test_the_memory_that_waits_for_the_disk_is_bounded(disk: SpillBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk.open(1)
+    disk.compute(1, 0, 512)
+    calls = slow(disk, monkeypatch, "read_kv")
+    while disk.turn():
+        pass
+    assert len(calls) == 2 * 8, "two layers of a chunk, which the disk's thread has not written"
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -339,6 +414,43 @@ def test_what_is_not_stored_does_not_count(make_disk: MakeDisk, monkeypatch: pyt
     assert [report.position for report in disk.reports] == [256]
     assert disk.stage.core.sequences[5].position() == 256
     assert disk.stage.core.counters["spill_reads_not_stored"] == 1
+
+
+def test_a_step_waits_for_a_part_of_what_is_stored_only(make_disk: MakeDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = written(make_disk)
+    disk = make_disk()
+    disk.open(5)
+    calls = slow(disk, monkeypatch, "write_kv")
+    moves = disk.traffic._disk
+    assert moves is not None
+    for ticket in (7, 8):
+        disk.restore(5, ticket=ticket)
+        disk.disk.work()
+        event = disk.disk.take()
+        assert isinstance(event, SpilledRead)
+        (store,) = (action for action in disk.stage.feed(event) if isinstance(action, act.StoreSpilled))
+        assert disk.traffic.perform(store) == ()
+        del calls[:]
+        assert moves.next_event() is None
+        assert calls == [(5, 0, 0), (5, 1, 0)]
+    disk.restore(5, ticket=9)  # it ends the one before
+    assert not moves.is_storing
+    disk.read_all()
+    assert [(report.ticket, report.position) for report in disk.reports] == [(9, 768)]
+    assert disk.chain(5) == {layer: states[:768] for layer, states in computed.items()}
+
+
+def test_a_large_chunk_is_read_only_when_none_waits(make_disk: MakeDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(make_disk)
+    for ahead_bytes, expected in ((3 * CHUNK, 2), (3 * CHUNK - 1, 1)):
+        monkeypatch.setattr(spill_thread, "_AHEAD_BYTES", ahead_bytes)
+        disk = make_disk()
+        disk.open(5)
+        disk.restore(5)
+        num = 0
+        while disk.disk.work():
+            num += 1
+        assert num == expected
 
 
 def test_only_what_joins_in_all_layers_is_stored(make_disk: MakeDisk) -> None:
