@@ -43,7 +43,7 @@ MUTANTS = (
         name="spilling-takes-any-time",
         breaks="Chunks are read between steps without a limit.",
         target="swarm.stage.kv_spill:KvSpiller._may_write",
-        old="return turn.is_idle or self._budget.left_s > 0.0",
+        old="return budget.left_s > 0.0",
         new="return True",
         caught_by=f"{SPILL}::test_steps_that_wait_leave_it_two_percent_of_the_time",
     ),
@@ -90,7 +90,7 @@ MUTANTS = (
     Mutant(
         name="restoring-has-no-end",
         breaks="A stage reads on beyond the time that the order gave.",
-        target="swarm.stage.kv_restore:KvRestorer.tick",
+        target="swarm.stage.kv_restore:KvRestorer._end_if_overdue",
         old="if now >= current.until:",
         new="if False:",
         caught_by=f"{SPILL}::test_time_ends_it_with_what_has_been_read",

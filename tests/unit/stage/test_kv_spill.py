@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,19 @@ def test_steps_that_wait_leave_it_two_percent_of_the_time(disk: SpillBench) -> N
     assert core.wants_kv_turn(KvTurn(is_idle=True, may_spill=True), disk.stage.now)
 
 
+def test_idle_time_leaves_it_a_quarter(disk: SpillBench) -> None:
+    """Other stages may compute on the same cores."""
+    disk.open(1)
+    disk.compute(1, 0, 7 * CHUNK)
+    idle, num = KvTurn(is_idle=True, may_spill=True), 0
+    for _ in range(1000):
+        disk.stage.now += 0.001
+        if any(isinstance(action, act.SpillChunk) for action in disk.stage.feed(idle)):
+            num += 1
+            disk.stage.feed(ChunkSpilled(1, 0.05, is_taken=True))
+    assert num == 6, "one second, of which a quarter and what was saved up may be spent"
+
+
 def test_a_chunk_that_was_not_read_or_not_written_is_tried_again(disk: SpillBench) -> None:
     disk.open(1)
     disk.compute(1, 0, 512)
@@ -167,6 +181,7 @@ def slow(disk: SpillBench, monkeypatch: pytest.MonkeyPatch, name: str) -> list[t
 
     def take_time(own: Any, sequence: int, *arguments: Any) -> Any:
         disk.clock.advance(PART_S * 2 / 3)
+        disk.stage.now += PART_S * 4
         result = whole(own, sequence, *arguments)
         data = arguments[1] if name == "write_kv" else result
         assert len(data.layers) == 1
@@ -395,6 +410,41 @@ def test_time_ends_it_with_what_has_been_read(make_disk: MakeDisk) -> None:
     disk.feed(StageTick(1 << 20))
     assert [report.position for report in disk.reports] == [256]
     assert not disk.disk.work(), "nobody reads on"
+
+
+def test_the_time_ends_it_between_two_ticks_too(make_disk: MakeDisk) -> None:
+    """The broker waits for a fifth longer, which is less than a tick where computing is fast."""
+    written(make_disk)
+    disk = make_disk()
+    disk.open(5)
+    assert disk.stage.core.next_deadline == inf
+    disk.restore(5, within_s=0.04)
+    assert disk.stage.core.next_deadline == pytest.approx(disk.stage.now + 0.04)
+    disk.disk.work()
+    disk.take_all()
+    disk.disk.work()
+    disk.stage.now += 0.05
+    disk.take_all()
+    assert [report.position for report in disk.reports] == [256]
+    assert disk.stage.core.next_deadline == inf
+    assert disk.stage.core.counters["spill_reads_overdue"] == 1
+
+
+def test_what_is_stored_when_the_time_is_over_counts(make_disk: MakeDisk) -> None:
+    written(make_disk)
+    disk = make_disk()
+    disk.open(5)
+    disk.restore(5, within_s=0.04)
+    disk.disk.work()
+    event = disk.disk.take()
+    assert event is not None
+    (store,) = (action for action in disk.stage.feed(event) if isinstance(action, act.StoreSpilled))
+    disk.traffic.perform(store)
+    disk.stage.now += 0.05
+    stored = disk.store()
+    assert stored is not None
+    disk.feed(stored)
+    assert [report.position for report in disk.reports] == [256]
 
 
 def test_what_is_not_stored_does_not_count(make_disk: MakeDisk, monkeypatch: pytest.MonkeyPatch) -> None:
