@@ -47,6 +47,7 @@ _STORED: Final[dict[str, np.dtype[np.generic]]] = {
 _MAX_BYTES: Final = 64 << 20  # of a file's numbers; 256 positions with 128 KiB in a layer have half of it
 _RESERVE: Final = 20  # the files leave this part of the disk free: one twentieth
 _LEFTOVER_S: Final = 600.0  # age at which a file that is still being written belongs to a process that has ended
+_FORGET_S: Final = 86_400.0  # after which a worker that writes no files removes those of others
 _PERIOD_S: Final = 600.0  # files used within the same period count as equally recent
 _ROOM: Final = 16  # part of the limit that is freed at once, and that may be written until the folder is read again
 
@@ -177,6 +178,21 @@ class SpillFiles:
             make_private_directory(self._root)
             disk = shutil.disk_usage(self._root)
         return num_bytes + disk.total // _RESERVE - disk.free
+
+    def tidy(self) -> None:
+        """Read the folder, which other workers use, too, and remove what exceeds the limit. Without a limit, remove
+        files that were not used for a day: a worker with other settings may use the rest."""
+        self._check_root()
+        if not self._limit_bytes:
+            for file in self._list():
+                if file.used_at < time.time() - _FORGET_S:
+                    file.path.unlink(missing_ok=True)
+                    self.num_removed += 1
+        elif self._root.exists():
+            self._tidy(0)
+        for folder in (*self._root.glob("*/*"), *self._root.glob("*")):
+            with contextlib.suppress(OSError):  # it is not empty
+                folder.rmdir()
 
     def _tidy(self, num_bytes: int) -> None:
         """Read the folder, and remove what the limit or the disk has no space for."""

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 MAX_CHUNKS: Final = 2  # that wait for the disk (of some layers), and that wait for the compute thread (of all)
 _AHEAD_BYTES: Final = 32 << 20  # a larger chunk is read only when none waits for the compute thread
 _FORMAT: Final = 2  # changes with the order of numbers in a file
+_TIDY_S: Final = 60.0  # between two looks at the whole folder
 _REST_S: Final = 10.0  # without writing, after the disk had no space or failed
 
 log = get_logger(__name__)
@@ -87,7 +89,9 @@ class SpillThread:
         self._is_stopping = False
         self._changed = threading.Condition()
         self._rests_until = 0.0
+        self._tidy_at = -inf
         self._models: dict[str, str] = {}  # digest of the model by the text of the bits
+        self._has_new_files = False  # of the chunk that is being written
         self._log_limiter = LogRateLimiter()
         self.num_written = self.num_dropped = self.num_read = 0  # chunks
         self._thread = threading.Thread(target=self._run, name="spill", daemon=True)
@@ -157,13 +161,23 @@ class SpillThread:
     def _run(self) -> None:
         with report_thread_errors(self._report_crash):
             while not self._is_stopping:
+                if self._clock.now() >= self._tidy_at:
+                    self.tidy()
                 if not self.work():
                     with self._changed:
-                        self._changed.wait_for(self._has_work)
+                        self._changed.wait_for(self._has_work, max(0.0, self._tidy_at - self._clock.now()))
 
     def _report_crash(self, error: BaseException) -> None:
         log.exception("spill_thread_died")
         self._on_crash(error)
+
+    def tidy(self) -> None:
+        """Read the folder, whose size other workers change, too, and remove what exceeds the limit."""
+        self._tidy_at = self._clock.now() + _TIDY_S
+        try:
+            self._files.tidy()
+        except OSError as error:
+            self._warn(error.strerror or str(error))
 
     def work(self) -> bool:
         """Read or write one chunk. Return whether there was one."""
@@ -247,7 +261,7 @@ class SpillThread:
 
     def _write(self, chunk: _Chunk) -> bool:
         """Write a chunk; return whether all of it is on the disk."""
-        action, dtype = chunk.action, chunk.blocks[0].dtype
+        action, dtype, num_files = chunk.action, chunk.blocks[0].dtype, self._files.num_written
         try:
             for layer, numbers in self._split(chunk):
                 if not self._files.write(self._file(action.bits, action.name, action.start, layer), dtype, numbers):
@@ -256,12 +270,19 @@ class SpillThread:
         except OSError as error:
             self._rest(error.strerror or str(error))
             return False
-        self.num_written += chunk.is_last
+        self._has_new_files |= self._files.num_written > num_files
+        if chunk.is_last:
+            self.num_written += self._has_new_files
+            self._has_new_files = False
         return True
 
     def _rest(self, reason: str) -> None:
         self.num_dropped += 1
+        self._has_new_files = False
         self._rests_until = self._clock.now() + _REST_S
+        self._warn(reason)
+
+    def _warn(self, reason: str) -> None:
         if (left_out := self._log_limiter.take(self._clock.now())) is not None:
             log.warning("kv_not_spilled", reason=reason, left_out=left_out)
 
@@ -293,5 +314,13 @@ def model_digest(manifest: Manifest, identity: str, bits: str) -> str:
 
 
 def open_spill_files(limit_bytes: int) -> SpillFiles | None:
-    """Return the folder for keys and values; None if the settings give it no space."""
-    return SpillFiles(cache_folder("kv"), limit_bytes) if limit_bytes else None
+    """Return the folder for keys and values; None if the settings give it no space. Then files of earlier settings
+    are removed."""
+    files = SpillFiles(cache_folder("kv"), limit_bytes)
+    if limit_bytes:
+        return files
+    try:
+        files.tidy()
+    except OSError as error:
+        log.warning("kv_not_removed", folder=str(cache_folder("kv")), reason=error.strerror or str(error))
+    return None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from swarm.stage import actions as act
 from swarm.stage.actions import CHUNK
@@ -244,6 +245,29 @@ def test_the_memory_that_waits_for_the_disk_is_bounded(disk: SpillBench, monkeyp
     while disk.turn():
         pass
     assert len(calls) == 2 * 8, "two layers of a chunk, which the disk's thread has not written"
+
+
+def test_figures_of_the_disk_are_right_after_a_restart(make_disk: MakeDisk) -> None:
+    """Files that are there were not written, and count from the start."""
+    written(make_disk)
+    disk = make_disk()
+    disk.disk.tidy()
+    size = sum(path.stat().st_size for path in disk.folder.glob("*/*/*"))
+    assert disk.traffic.values()["spill_bytes"] == size > 0
+    disk.open(1)
+    disk.compute(1, 0, 1024)
+    assert len(disk.write_all()) == 4
+    assert disk.traffic.values()["spill_chunks_written"] == 1
+
+
+def test_a_folder_that_cannot_be_read_is_reported(make_disk: MakeDisk) -> None:
+    disk = make_disk()
+    disk.folder.mkdir(exist_ok=True)
+    disk.folder.chmod(0o777)
+    with capture_logs() as logs:
+        disk.disk.tidy()
+    assert [entry["event"] for entry in logs] == ["kv_not_spilled"]
+    assert "others may write" in logs[0]["reason"]
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 
 from swarm.stage.shell import spill_files
 from swarm.stage.shell.spill_files import ChunkFile, SpillFiles
-from swarm.stage.shell.spill_thread import model_digest
+from swarm.stage.shell.spill_thread import model_digest, open_spill_files
 from swarm.testing import fake_manifest
 
 MODEL = "0" * 32
@@ -218,6 +218,47 @@ def test_a_twentieth_of_the_disk_stays_free(tmp_path: Path, monkeypatch: pytest.
     free = 49 * SIZE
     assert not files.write(file(1, name="cd" * 20), "float32", NUMBERS)
     assert not list(tmp_path.glob("*/*/*")), "what others need is theirs"
+
+
+def test_a_lower_limit_and_the_size_are_known_from_the_start(tmp_path: Path) -> None:
+    files = SpillFiles(tmp_path, 100 * SIZE)
+    for index in range(40):
+        files.write(file(index), "float32", NUMBERS)
+    later = SpillFiles(tmp_path, 100 * SIZE)
+    later.tidy()
+    assert (later.num_bytes, later.num_removed) == (40 * SIZE, 0)
+    lower = SpillFiles(tmp_path, 16 * SIZE)
+    lower.tidy()
+    assert lower.num_bytes == sum(path.stat().st_size for path in tmp_path.glob("*/*/*")) == 15 * SIZE
+    assert lower.num_removed == 25
+
+
+def test_without_a_limit_old_files_and_empty_folders_go(tmp_path: Path) -> None:
+    """What was used lately may be another worker's."""
+    files = SpillFiles(tmp_path, 100 * SIZE)
+    old, recent = file(model="1" * 32), file()
+    for each in (old, recent):
+        files.write(each, "float32", NUMBERS)
+    long_ago = time.time() - 90_000
+    os.utime(old.path(tmp_path), (long_ago, long_ago))
+    SpillFiles(tmp_path, 0).tidy()
+    assert [path.name for path in tmp_path.iterdir()] == [MODEL]
+    assert recent.path(tmp_path).exists()
+    recent.path(tmp_path).unlink()
+    SpillFiles(tmp_path, 0).tidy()
+    assert list(tmp_path.iterdir()) == []
+    SpillFiles(tmp_path / "absent", 0).tidy()
+    assert not (tmp_path / "absent").exists()
+
+
+def test_settings_without_spill_look_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_CACHE", str(tmp_path))
+    SpillFiles(tmp_path / "kv", 1 << 20).write(file(), "float32", NUMBERS)
+    os.utime(file().path(tmp_path / "kv"), (1, 1))
+    assert open_spill_files(0) is None
+    assert list((tmp_path / "kv").iterdir()) == []
+    (tmp_path / "kv").chmod(0o777)
+    assert open_spill_files(0) is None  # and a warning, no error
 
 
 def test_an_error_leaves_nothing_behind(files: SpillFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
