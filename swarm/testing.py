@@ -374,6 +374,10 @@ class FakeExecutor:
         states = np.array([([0, *chain])[start : stop + 1] for chain in chains], dtype=np.uint64)
         return KvData(layers, start, stop, "float32", (states[:, 1:] ^ states[:, :-1]).view(np.float32))
 
+    @property
+    def kv_identity(self) -> str:
+        return "fake"
+
     def fits_kv(self, data: KvData) -> bool:
         is_range = 0 <= data.layers.first < data.layers.stop <= self.manifest.num_layers and data.start < data.stop
         num_bytes = STATE_BYTES * len(data.layers) * (data.stop - data.start) if is_range else 0

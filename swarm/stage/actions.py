@@ -257,7 +257,8 @@ class StoreKv:
 
 @dataclass(frozen=True, slots=True)
 class SpillChunk:
-    """Read a chunk of a sequence's keys and values and have it written to disk. Answered by ChunkSpilled."""
+    """Read a chunk of a sequence's keys and values, or its next part, and have it written to disk. Answered by
+    ChunkSpilled."""
 
     sequence: int
     layers: LayerRange
@@ -283,7 +284,8 @@ class ReadSpilled:
 
 @dataclass(frozen=True, slots=True)
 class StoreSpilled:
-    """Store keys and values that were read from disk. Answered by SpilledStored."""
+    """Store keys and values that were read from disk. Answered by SpilledStored, unless a StopReadingSpilled with this
+    ticket comes before."""
 
     ticket: int
     sequence: int
@@ -293,7 +295,7 @@ class StoreSpilled:
 
 @dataclass(frozen=True, slots=True)
 class StopReadingSpilled:
-    """Read nothing more for this ticket."""
+    """Read and store nothing more for this ticket."""
 
     ticket: int
 

@@ -332,6 +332,11 @@ class StageCore:
         return self.rechecks.has_work and not self.is_parked
 
     @property
+    def next_deadline(self) -> float:
+        """Return the time at which a tick is due, whenever the last one was; infinite if there is none."""
+        return self.exchange.restorer.next_deadline
+
+    @property
     def next_kv_turn_at(self) -> float:
         """Time from which on a turn may send parts of the keys and values. Cheap, so that the shell may ask after every
         step."""
@@ -358,9 +363,9 @@ class StageCore:
             case ChunkLost(sequence, start):
                 self.exchange.spiller.on_lost(sequence, start)
             case SpilledRead():
-                self.exchange.restorer.on_read(event)
+                self.exchange.restorer.on_read(event, now)
             case SpilledStored():
-                self.exchange.restorer.on_stored(event)
+                self.exchange.restorer.on_stored(event, now)
 
     def _with_own_work(self, turn: KvTurn) -> KvTurn:
         """Return the turn; it is not idle while the stage itself has work."""

@@ -178,11 +178,12 @@ class KvPartsTaken:
 @dataclass(frozen=True, slots=True)
 class ChunkSpilled:
     """A ``SpillChunk`` was carried out: it took this long in the compute thread. ``is_taken``: the chunk will be
-    written, unless the disk prevents it."""
+    written, unless the disk prevents it. ``is_whole``: all of it was read; otherwise the same action reads on."""
 
     sequence: int
     took_s: float
     is_taken: bool
+    is_whole: bool = True
 
 
 @dataclass(frozen=True, slots=True)

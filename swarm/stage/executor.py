@@ -199,6 +199,11 @@ class Executor(Protocol):
     def read_kv(self, sequence: int, layers: LayerRange, start: int, stop: int) -> KvData:
         """Return a copy of the keys and values of these positions in these layers, in the form of ``KvPart``."""
 
+    @property
+    def kv_identity(self) -> str:
+        """What decides the bits of keys and values besides the tokens, the manifest and ``loaded_bits``: versions of
+        local model files and of the code that computes."""
+
     def fits_kv(self, data: KvData) -> bool:
         """Return whether these can be keys and values of this model's layers, by their layers, dtype and size."""
 

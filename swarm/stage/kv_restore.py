@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 
 from swarm.stage.actions import Action, ReadSpilled, SendToBroker, StopReadingSpilled, StoreSpilled
 from swarm.stage.events import SpilledRead, SpilledStored
@@ -45,6 +46,11 @@ class KvRestorer:
     count: Callable[[str, float], None]
     restoring: dict[int, _Restoration] = field(default_factory=dict)  # by sequence
 
+    @property
+    def next_deadline(self) -> float:
+        """Return the earliest time at which a restoration ends with what it has reached."""
+        return min((current.until for current in self.restoring.values()), default=inf)
+
     def follow(self, order: RestoreKv, now: float) -> None:
         """Begin to restore a sequence, or report at once that there is nothing to restore."""
         stored, spilling = self.store.sequences.get(order.sequence), self.spiller.order
@@ -64,11 +70,13 @@ class KvRestorer:
             )
         )
 
-    def on_read(self, event: SpilledRead) -> None:
+    def on_read(self, event: SpilledRead, now: float) -> None:
         """Have stored what was read, if it continues the sequence."""
         current, stored = self.restoring.get(event.sequence), self.store.sequences.get(event.sequence)
         if current is None or stored is None or current.order.ticket != event.ticket:
             self.count("spill_reads_late", 1)
+            return
+        if self._end_if_overdue(event.sequence, current, now):
             return
         position = current.position
         for data in event.blocks:
@@ -81,9 +89,9 @@ class KvRestorer:
         if event.blocks:
             self.actions.append(StoreSpilled(event.ticket, event.sequence, stored.open.limit, event.blocks))
         else:
-            self._end_if_complete(event.sequence, current)
+            self._end(event.sequence, current)
 
-    def on_stored(self, event: SpilledStored) -> None:
+    def on_stored(self, event: SpilledStored, now: float) -> None:
         """Record that all layers have the blocks that were read last; or that they have not, and end."""
         current, stored = self.restoring.get(event.sequence), self.store.sequences.get(event.sequence)
         if current is None or stored is None or current.order.ticket != event.ticket:
@@ -95,11 +103,10 @@ class KvRestorer:
             return
         current.position = current.stored_until
         stored.set_position(self.spiller.layers, current.position)
-        self._end_if_complete(event.sequence, current)
-
-    def _end_if_complete(self, sequence: int, current: _Restoration) -> None:
         if current.is_last or current.position >= current.stop:
-            self._end(sequence, current)
+            self._end(event.sequence, current)
+        else:
+            self._end_if_overdue(event.sequence, current, now)
 
     def on_step_started(self, step: Step) -> None:
         """End the restorations of sequences that this step changes."""
@@ -114,11 +121,16 @@ class KvRestorer:
             self._cancel(sequence)
 
     def tick(self, now: float) -> None:
-        """Report the restorations whose time is over with what they have reached."""
+        """End the restorations whose time is over. The broker receives the positions that they have reached."""
         for sequence, current in list(self.restoring.items()):
-            if now >= current.until:
-                self.count("spill_reads_overdue", 1)
-                self._end(sequence, current)
+            self._end_if_overdue(sequence, current, now)
+
+    def _end_if_overdue(self, sequence: int, current: _Restoration, now: float) -> bool:
+        if now >= current.until:
+            self.count("spill_reads_overdue", 1)
+            self._end(sequence, current)
+            return True
+        return False
 
     def _end(self, sequence: int, current: _Restoration) -> None:
         del self.restoring[sequence]

@@ -5,7 +5,8 @@ up to its end, and on nothing else. So a chunk's name is a digest of these token
 with them can use it: after a restart of everything, or of another request.
 
 The broker orders it (``SpillKv``) while all stages of a plan have the same bits. The compute thread reads a chunk when
-there is no copy to be sent to another worker, and within a budget of its own. A chunk that the disk's thread does not
+there is no copy to be sent to another worker, and within a budget of its own, which is larger in idle time: other
+stages may compute on the same cores. A chunk that the disk's thread does not
 accept waits; nothing waits for it.
 """
 
@@ -20,7 +21,7 @@ import numpy as np
 
 from swarm.stage.actions import CHUNK, Action, SpillChunk
 from swarm.stage.events import ChunkSpilled, KvTurn
-from swarm.stage.kv_sender import SHARE, TimeBudget
+from swarm.stage.kv_sender import IDLE_SHARE, SHARE, TimeBudget
 from swarm.stage.sequences import CopyTarget, SentPositions, SequenceStore, StoredSequence
 from swarm.wire.messages import LayerRange, Open, Row, SpillKv
 
@@ -57,6 +58,7 @@ class KvSpiller:
     _names: dict[int, list[str]] = field(default_factory=dict)  # of the chunks written, by sequence
     _under_way: tuple[SentPositions, int, bool] | None = None  # with the position before, and whether no step waited
     _budget: TimeBudget = field(default_factory=lambda: TimeBudget(SHARE))
+    _idle_budget: TimeBudget = field(default_factory=lambda: TimeBudget(IDLE_SHARE))
 
     # --- orders ------------------------------------------------------------------------------------------------------
 
@@ -137,12 +139,14 @@ class KvSpiller:
         if under_way is None:
             return
         sent, before, was_idle = under_way
-        if not was_idle:
-            self._budget.spend(event.took_s)
+        (self._idle_budget if was_idle else self._budget).spend(event.took_s)
         if not event.is_taken:
             sent.position = min(sent.position, before)
             self.unwritten.pop(event.sequence, None)  # tried again when it has grown
             self.count("spill_chunks_not_read", 1)
+        elif not event.is_whole:
+            sent.position = min(sent.position, before)
+            self.unwritten = {event.sequence: None, **self.unwritten}  # until the chunk is whole
 
     def on_lost(self, sequence: int, start: int) -> None:
         """Write a sequence again from a chunk on that is not on the disk: later ones are of no use without it."""
@@ -154,8 +158,9 @@ class KvSpiller:
     def _may_write(self, turn: KvTurn, now: float) -> bool:
         if not self.unwritten or not turn.may_spill or self._under_way is not None:
             return False
-        self._budget.refill(now)
-        return turn.is_idle or self._budget.left_s > 0.0
+        budget = self._idle_budget if turn.is_idle else self._budget
+        budget.refill(now)
+        return budget.left_s > 0.0
 
     def _find_next(self) -> int | None:
         """Return the next sequence with a whole chunk that was not written."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -181,3 +182,17 @@ def test_operations_with_the_processors_bits(operation: Operation, found: set[st
     with torch.inference_mode(), portability.watch_operations() as seen:
         operation(x)
     assert {name.lstrip("_") for name in seen} == found
+
+
+@pytest.mark.parametrize("what", ["torch", "transformers", "swarm", "C"])
+def test_the_code_has_another_name_after_an_upgrade(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """What is on disk outlives it, and other code may have other bits under the same name of bits."""
+    before = kernel_report.describe_code()
+    if what == "C":
+        other = types.SimpleNamespace(swarm_native_sources=lambda: b"other sources")
+        monkeypatch.setattr(native, "open_library", lambda: (other, ""))
+    elif what == "swarm":
+        monkeypatch.setattr(kernel_report, "__version__", "99")
+    else:
+        monkeypatch.setattr(getattr(kernel_report, what), "__version__", "99")
+    assert kernel_report.describe_code() != before

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Iterable, Sequence
 
 import torch
+import transformers
 
 from swarm.stage import native
 from swarm.stage.attention import function as attention
@@ -20,6 +21,7 @@ from swarm.stage.model.weight_formats import PLAIN, WeightFormats
 from swarm.stage.modules import experts as own_experts
 from swarm.stage.native.linears import NativeLinear
 from swarm.stage.native.variant_choice import PORTABLE
+from swarm.version import __version__
 
 
 def describe_kernels(
@@ -70,6 +72,14 @@ def describe_bits(
     if owner == _PORTABLE:
         return ", ".join([owner, str(skeleton.dtype), *_describe_formats(skeleton, formats)])
     return f"{kernels}, on machines of make {proofs.machine_id()}" if "torch" in owner else kernels
+
+
+def describe_code() -> str:
+    """Return the versions of all code that decides bits. Another text may mean other bits, even where
+    ``describe_bits`` gives the same one: that text compares workers of one swarm, not of different times."""
+    opened, _ = native.open_library()
+    sources = "none" if opened is None else opened.swarm_native_sources().decode()
+    return f"swarm {__version__}, torch {torch.__version__}, transformers {transformers.__version__}, C {sources}"
 
 
 def describe_fallback(stage: Stage) -> str:

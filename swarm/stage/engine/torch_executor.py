@@ -25,7 +25,7 @@ from swarm.stage.engine.batch_sampling import BatchSamples, sample_batch
 from swarm.stage.engine.device import free_memory, make_clock, memory_stats, parse_device, release_cached
 from swarm.stage.engine.forward import copy_to_array, run_batch
 from swarm.stage.engine.grammars import GrammarMasks
-from swarm.stage.engine.kernel_report import describe_bits, describe_fallback, describe_kernels
+from swarm.stage.engine.kernel_report import describe_bits, describe_code, describe_fallback, describe_kernels
 from swarm.stage.engine.kv_transfers import KvTransfers
 from swarm.stage.engine.measure import measure_layer_costs
 from swarm.stage.engine.selfcheck import Numerics, check_cut, check_kernels, same_bits
@@ -335,6 +335,10 @@ class TorchExecutor:
 
     def read_kv(self, sequence: int, layers: LayerRange, start: int, stop: int) -> KvData:
         return self._transfers.read(sequence, layers, start, stop)
+
+    @property
+    def kv_identity(self) -> str:
+        return f"{describe_code()}\n{self._checkpoint.describe_files()}"
 
     def fits_kv(self, data: KvData) -> bool:
         return self._transfers.fits(data)

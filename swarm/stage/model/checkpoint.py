@@ -223,6 +223,11 @@ class Checkpoint:
         """Return what identifies the contents of the files that hold a quantized matrix."""
         return " ".join(sorted({self._identities[part.path.name] for part in weight.parts.values()}))
 
+    def describe_files(self) -> str:
+        """Return what identifies the contents of all files that define the model, on this machine."""
+        own = self._identities
+        return "\n".join(f"{file.name} {own.get(file.name, file.digest)}" for file in self._files)
+
     @cached_property
     def _identities(self) -> dict[str, str]:
         """By file. A digest of samples may miss a change, so the times at which such a file was written belong to it:

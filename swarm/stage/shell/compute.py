@@ -139,6 +139,7 @@ class ComputeThread:
             files,
             executor.manifest,
             self._clock,
+            identity=executor.kv_identity,
             fits=executor.fits_kv,
             on_read=self._wake.set,
             on_crash=self.fail,
@@ -200,7 +201,7 @@ class ComputeThread:
         if self._has_idle_time():
             return 0.0
         wait_s = RETRY_S if self._recheck_connection.is_full else TICK_S
-        return min(wait_s, self._kv_wait_s())
+        return min(wait_s, self._kv_wait_s(), max(0.0, self._core.next_deadline - self._clock.now()))
 
     def _kv_wait_s(self) -> float:
         may_take = not self._core.is_parked
@@ -241,7 +242,7 @@ class ComputeThread:
         self._move_kv(is_idle=not has_idle_work)
         self._recheck_connection.flush(self._clock.now())
         now = self._clock.now()
-        if now - self._last_tick_at >= TICK_S:
+        if now - self._last_tick_at >= TICK_S or now >= self._core.next_deadline:
             self._last_tick_at = now
             self.kv.free_bytes = self._executor.kv_free_bytes()
             self._events.append(StageTick(self.kv.free_bytes))

@@ -12,7 +12,6 @@ from math import inf
 from typing import Final
 
 from swarm.clock import Clock
-from swarm.log import get_logger
 from swarm.stage import actions as act
 from swarm.stage.events import (
     ChunkLost,
@@ -27,15 +26,13 @@ from swarm.stage.events import (
 from swarm.stage.executor import Executor
 from swarm.stage.shell.kv_channels import MOVE_ERRORS, KvChannels
 from swarm.stage.shell.kv_receiver import KvReceiver
+from swarm.stage.shell.spill_moves import SpillMoves
 from swarm.stage.shell.spill_thread import SpillThread
-from swarm.wire.messages import BLOCK
 from swarm.wire.push import PushChannel
 
 # Between two turns in which the core sends nothing. Steps of small models take less than a millisecond, and asking
 # costs some of that.
 _EVERY_S: Final = 0.02
-
-log = get_logger(__name__)
 
 DiskAction = act.SpillChunk | act.ReadSpilled | act.StoreSpilled | act.StopReadingSpilled
 KvAction = act.SendKvParts | act.StoreKv | act.ConnectKvTargets | act.AllowKvSenders | DiskAction
@@ -55,6 +52,7 @@ class KvTraffic:
         spill: SpillThread | None = None,
     ) -> None:
         self._spill = spill
+        self._disk = None if spill is None else SpillMoves(executor, spill, clock)
         self._channels = channels
         self._receiver = receiver
         self._executor = executor
@@ -85,7 +83,7 @@ class KvTraffic:
         arrived parts are taken now. ``may_send_at``: when the core may have something to send."""
         if may_take and self._receiver is not None and self._receiver.has_parts:
             return 0.0
-        if may_take and self._spill is not None and self._spill.has_results:
+        if may_take and self._disk is not None and self._disk.has_work:
             return 0.0
         return max(0.0, self._next_turn_at - now, may_send_at - now) if self._is_due else inf
 
@@ -97,7 +95,9 @@ class KvTraffic:
         """Record that an order arrived, which the next turn is to follow at once."""
         self._is_due, self._next_turn_at = True, -inf
 
-    def next_event(self, *, is_idle: bool, may_send_at: float) -> KvArrived | SpilledRead | ChunkLost | KvTurn | None:
+    def next_event(
+        self, *, is_idle: bool, may_send_at: float
+    ) -> KvArrived | SpilledRead | ChunkLost | SpilledStored | KvTurn | None:
         """Return an arrived part, a chunk from disk or a turn for the core, if there is one now. ``may_send_at``: see
         ``wait_s``.
 
@@ -109,8 +109,8 @@ class KvTraffic:
             free_bytes = self.free_bytes
             self.free_bytes -= received.data.numbers.nbytes
             return KvArrived(received.part, received.data, free_bytes, received.sender)
-        if self._spill is not None and (read := self._spill.take()) is not None:
-            return read
+        if self._disk is not None and self._disk.has_work:
+            return self._disk.next_event()
         if not self._is_due or (now := self._clock.now()) < max(self._next_turn_at, may_send_at):
             return None
         self._is_due = not is_idle
@@ -144,39 +144,23 @@ class KvTraffic:
 
     def _perform_on_disk(self, action: DiskAction) -> tuple[Answer, ...]:
         match action:
-            case act.SpillChunk():
-                began_at = self._clock.now()
-                is_taken = self._spill_chunk(action)
+            case act.SpillChunk(sequence):
                 self.hurry()
-                return (ChunkSpilled(action.sequence, self._clock.now() - began_at, is_taken),)
+                if self._disk is None:
+                    return (ChunkSpilled(sequence, 0.0, is_taken=False),)
+                return (self._disk.spill(action),)
             case act.ReadSpilled(ticket, sequence):
-                if self._spill is None:
+                if self._disk is None:
                     return (SpilledRead(ticket, sequence, (), is_last=True),)
-                self._spill.read(action)
-            case act.StoreSpilled(ticket, sequence, limit, blocks):
-                try:
-                    for data in blocks:
-                        self._executor.write_kv(sequence, limit, data)
-                except MOVE_ERRORS as error:
-                    return (SpilledStored(ticket, sequence, f"{type(error).__name__}: {error}"),)
-                return (SpilledStored(ticket, sequence),)
+                self._disk.thread.read(action)
+            case act.StoreSpilled(ticket, sequence):
+                if self._disk is None:
+                    return (SpilledStored(ticket, sequence, "this worker has no space on disk"),)
+                self._disk.store(action)
             case act.StopReadingSpilled(ticket):
-                if self._spill is not None:
-                    self._spill.stop_reading(ticket)
+                if self._disk is not None:
+                    self._disk.stop(ticket)
         return ()
-
-    def _spill_chunk(self, action: act.SpillChunk) -> bool:
-        """Read a chunk from the device, and pass it to the disk's thread."""
-        if self._spill is None:
-            return False
-        starts = range(action.start, action.stop, BLOCK)
-        try:
-            blocks = [self._executor.read_kv(action.sequence, action.layers, at, at + BLOCK) for at in starts]
-        except MOVE_ERRORS as error:
-            log.warning("kv_chunk_unreadable", sequence=action.sequence, reason=str(error))
-            return False
-        self._spill.write(action, blocks)
-        return True
 
     def disconnect_key(self, key: str) -> None:
         self._channels.disconnect_key(key)

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -31,9 +32,11 @@ from swarm.wire.messages import BLOCK, Manifest
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from swarm.stage.executor import KvDtype
 
-MAX_CHUNKS: Final = 2  # that wait for the disk, and that wait for the compute thread
+MAX_CHUNKS: Final = 2  # that wait for the disk (of some layers), and that wait for the compute thread (of all)
+_AHEAD_BYTES: Final = 32 << 20  # a larger chunk is read only when none waits for the compute thread
+_FORMAT: Final = 2  # changes with the order of numbers in a file
+_TIDY_S: Final = 60.0  # between two looks at the whole folder
 _REST_S: Final = 10.0  # without writing, after the disk had no space or failed
 
 log = get_logger(__name__)
@@ -41,10 +44,11 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """A chunk to be written, block after block."""
+    """Some layers of a chunk to be written, block after block. ``is_last``: no layers of it follow."""
 
     action: act.SpillChunk
     blocks: tuple[KvData, ...]
+    is_last: bool
 
 
 @dataclass(slots=True)
@@ -58,8 +62,8 @@ class _Reading:
 class SpillThread:
     """Owner of the folder and of the thread that works in it.
 
-    ``fits``: whether such data can be this model's. ``on_read`` is called by the thread when something was read, and
-    ``on_crash`` when a bug has ended it.
+    ``identity``: the executor's ``kv_identity``. ``fits``: whether such data can be this model's. ``on_read`` is called
+    by the thread when something was read, and ``on_crash`` when a bug has ended it.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class SpillThread:
         manifest: Manifest,
         clock: Clock,
         *,
+        identity: str,
         fits: Callable[[KvData], bool],
         on_read: Callable[[], None],
         on_crash: Callable[[BaseException], None],
@@ -75,6 +80,7 @@ class SpillThread:
         self._files = files
         self._manifest = manifest
         self._clock = clock
+        self._identity = identity
         self._fits, self._on_read, self._on_crash = fits, on_read, on_crash
         # protected by ``_changed``
         self._chunks: deque[_Chunk] = deque()
@@ -83,7 +89,9 @@ class SpillThread:
         self._is_stopping = False
         self._changed = threading.Condition()
         self._rests_until = 0.0
+        self._tidy_at = -inf
         self._models: dict[str, str] = {}  # digest of the model by the text of the bits
+        self._has_new_files = False  # of the chunk that is being written
         self._log_limiter = LogRateLimiter()
         self.num_written = self.num_dropped = self.num_read = 0  # chunks
         self._thread = threading.Thread(target=self._run, name="spill", daemon=True)
@@ -109,10 +117,10 @@ class SpillThread:
     def has_results(self) -> bool:
         return bool(self._results)
 
-    def write(self, action: act.SpillChunk, blocks: Sequence[KvData]) -> None:
-        """Have a chunk written."""
+    def write(self, action: act.SpillChunk, blocks: Sequence[KvData], *, is_last: bool = True) -> None:
+        """Have some layers of a chunk written, which are the action's. ``is_last``: no layers of it follow."""
         with self._changed:
-            self._chunks.append(_Chunk(action, tuple(blocks)))
+            self._chunks.append(_Chunk(action, tuple(blocks), is_last))
             self._changed.notify()
 
     def read(self, action: act.ReadSpilled) -> None:
@@ -153,13 +161,23 @@ class SpillThread:
     def _run(self) -> None:
         with report_thread_errors(self._report_crash):
             while not self._is_stopping:
+                if self._clock.now() >= self._tidy_at:
+                    self.tidy()
                 if not self.work():
                     with self._changed:
-                        self._changed.wait_for(self._has_work)
+                        self._changed.wait_for(self._has_work, max(0.0, self._tidy_at - self._clock.now()))
 
     def _report_crash(self, error: BaseException) -> None:
         log.exception("spill_thread_died")
         self._on_crash(error)
+
+    def tidy(self) -> None:
+        """Read the folder, whose size other workers change, too, and remove what exceeds the limit."""
+        self._tidy_at = self._clock.now() + _TIDY_S
+        try:
+            self._files.tidy()
+        except OSError as error:
+            self._warn(error.strerror or str(error))
 
     def work(self) -> bool:
         """Read or write one chunk. Return whether there was one."""
@@ -181,7 +199,11 @@ class SpillThread:
 
     @property
     def _can_read(self) -> bool:
-        return bool(self._readings) and len(self._results) < MAX_CHUNKS
+        if not self._readings:
+            return False
+        layers = self._readings[0].action.layers
+        num_bytes = CHUNK * sum(self._manifest.kv_bytes_per_token[layers.first : layers.stop])
+        return len(self._results) < (MAX_CHUNKS if num_bytes <= _AHEAD_BYTES else 1)
 
     def _read_next(self, reading: _Reading) -> None:
         action, number = reading.action, reading.num_read
@@ -199,27 +221,47 @@ class SpillThread:
             self._results.append(result)
         self._on_read()
 
-    def _read_chunk(self, action: act.ReadSpilled, name: str, begin: int) -> tuple[KvData, ...]:
-        """Return a chunk's blocks from the action's start on; nothing if a layer is missing."""
-        layers = []
-        for layer in range(action.layers.first, action.layers.stop):
-            found = self._files.read(self._file(action.bits, name, begin, layer))
-            if found is None or found[1].size % (CHUNK // BLOCK):
+    def _read_chunk(self, action: act.ReadSpilled, name: str, begin_of_chunk: int) -> tuple[KvData, ...]:
+        """Return a chunk's blocks from the action's start on; nothing if a layer is missing.
+
+        If a layer is damaged, the others are read, too, so that all damaged ones are removed: a power cut tears several
+        files, and each restart would find only one of them.
+        """
+        num_damaged, dtypes, begin = self._files.num_damaged, set(), 0
+        sizes = self._manifest.kv_bytes_per_token[action.layers.first : action.layers.stop]
+        joined: NDArray[np.generic] | None = None  # by block, layer after layer
+        for layer, size in zip(range(action.layers.first, action.layers.stop), sizes, strict=True):
+            found = self._files.read(self._file(action.bits, name, begin_of_chunk, layer))
+            if found is None and self._files.num_damaged == num_damaged:
                 return ()
-            layers.append(found)
-        dtype = layers[0][0]
-        if any(other != dtype for other, _ in layers):
+            if self._files.num_damaged > num_damaged:
+                continue
+            assert found is not None
+            dtype, numbers = found
+            if numbers.size % (CHUNK // BLOCK):
+                return ()
+            numbers = numbers.reshape(CHUNK // BLOCK, -1)
+            if joined is None:
+                joined = np.empty((CHUNK // BLOCK, numbers.shape[1] * sum(sizes) // size), numbers.dtype)
+            dtypes.add(dtype)
+            if len(dtypes) > 1 or begin + numbers.shape[1] > joined.shape[1]:
+                return ()
+            joined[:, begin : begin + numbers.shape[1]] = numbers
+            begin += numbers.shape[1]
+        if self._files.num_damaged > num_damaged or joined is None or begin < joined.shape[1]:
             return ()
+        (dtype,) = dtypes
+        starts = range(begin_of_chunk, begin_of_chunk + CHUNK, BLOCK)
         blocks = tuple(
-            KvData(action.layers, begin + at, begin + at + BLOCK, dtype, _join_layers(layers, at // BLOCK))
-            for at in range(0, CHUNK, BLOCK)
-            if begin + at >= action.start
+            KvData(action.layers, start, start + BLOCK, dtype, numbers)
+            for start, numbers in zip(starts, joined, strict=True)
+            if start >= action.start
         )
         return blocks if all(map(self._fits, blocks)) else ()
 
     def _write(self, chunk: _Chunk) -> bool:
         """Write a chunk; return whether all of it is on the disk."""
-        action, dtype = chunk.action, chunk.blocks[0].dtype
+        action, dtype, num_files = chunk.action, chunk.blocks[0].dtype, self._files.num_written
         try:
             for layer, numbers in self._split(chunk):
                 if not self._files.write(self._file(action.bits, action.name, action.start, layer), dtype, numbers):
@@ -228,12 +270,19 @@ class SpillThread:
         except OSError as error:
             self._rest(error.strerror or str(error))
             return False
-        self.num_written += 1
+        self._has_new_files |= self._files.num_written > num_files
+        if chunk.is_last:
+            self.num_written += self._has_new_files
+            self._has_new_files = False
         return True
 
     def _rest(self, reason: str) -> None:
         self.num_dropped += 1
+        self._has_new_files = False
         self._rests_until = self._clock.now() + _REST_S
+        self._warn(reason)
+
+    def _warn(self, reason: str) -> None:
         if (left_out := self._log_limiter.take(self._clock.now())) is not None:
             log.warning("kv_not_spilled", reason=reason, left_out=left_out)
 
@@ -251,21 +300,27 @@ class SpillThread:
 
     def _file(self, bits: str, name: str, begin: int, layer: int) -> ChunkFile:
         if bits not in self._models:
-            self._models[bits] = model_digest(self._manifest, bits)
+            self._models[bits] = model_digest(self._manifest, self._identity, bits)
         return ChunkFile(self._models[bits], name, begin // CHUNK, layer)
 
 
-def _join_layers(layers: Sequence[tuple[KvDtype, NDArray[np.generic]]], block: int) -> NDArray[np.generic]:
-    """Return the numbers of one block, layer after layer."""
-    return np.concatenate([numbers.reshape(CHUNK // BLOCK, -1)[block] for _, numbers in layers])
+def model_digest(manifest: Manifest, identity: str, bits: str) -> str:
+    """Return a digest of all that decides the bits of keys and values, except the tokens. Names of models don't.
 
-
-def model_digest(manifest: Manifest, bits: str) -> str:
-    """Return a digest of all that decides the bits of keys and values, except the tokens. Names of models don't."""
+    ``identity``: see the executor's ``kv_identity``.
+    """
     facts = msgspec.msgpack.encode(msgspec.structs.replace(manifest, name="model"))
-    return xxhash.xxh3_128_hexdigest(facts + bits.encode())
+    return xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode((_FORMAT, facts, identity, bits)))
 
 
 def open_spill_files(limit_bytes: int) -> SpillFiles | None:
-    """Return the folder for keys and values; None if the settings give it no space."""
-    return SpillFiles(cache_folder("kv"), limit_bytes) if limit_bytes else None
+    """Return the folder for keys and values; None if the settings give it no space. Then files of earlier settings
+    are removed."""
+    files = SpillFiles(cache_folder("kv"), limit_bytes)
+    if limit_bytes:
+        return files
+    try:
+        files.tidy()
+    except OSError as error:
+        log.warning("kv_not_removed", folder=str(cache_folder("kv")), reason=error.strerror or str(error))
+    return None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.stage import actions as act
-from swarm.stage.events import ChunkLost, Event, KvTurn, OrderArrived, SpilledRead, StepArrived
+from swarm.stage.events import ChunkLost, Event, KvTurn, OrderArrived, SpilledRead, SpilledStored, StepArrived
 from swarm.stage.shell.kv_traffic import KvTraffic
 from swarm.stage.shell.spill_files import SpillFiles
 from swarm.stage.shell.spill_thread import SpillThread
@@ -51,6 +51,7 @@ class SpillBench:
             self.files,
             executor.manifest,
             self.clock,
+            identity=executor.kv_identity,
             fits=executor.fits_kv,
             on_read=lambda: None,
             on_crash=lambda error: None,
@@ -67,9 +68,20 @@ class SpillBench:
             for action in actions:
                 if isinstance(action, DISK):
                     events.extendleft(self.traffic.perform(action))
+                if isinstance(action, act.StoreSpilled) and (stored := self.store()) is not None:
+                    events.appendleft(stored)
                 if isinstance(action, act.SendToBroker) and isinstance(action.message, KvRestored):
                     self.reports.append(action.message)
         return done
+
+    def store(self) -> SpilledStored | None:
+        """Let the compute thread store, turn after turn, until all of a chunk is stored."""
+        moves, stored = self.traffic._disk, None
+        assert moves is not None
+        while moves.is_storing and (stored := moves.next_event()) is None:
+            pass
+        assert stored is None or isinstance(stored, SpilledStored)
+        return stored
 
     def order_spilling(self, num_positions: int = 512, epoch: int = 1, **fields: Any) -> None:
         self.stage.order(SpillKv(epoch=epoch, num_positions=num_positions, bits=BITS, **fields))

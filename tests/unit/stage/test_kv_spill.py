@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from swarm.stage import actions as act
 from swarm.stage.actions import CHUNK
 from swarm.stage.events import ChunkSpilled, KvTurn, OrderArrived, SpilledRead, SpilledStored, StageTick
+from swarm.stage.kv_sender import PART_S
 from swarm.stage.kv_spill import chunk_names, extend_name
+from swarm.stage.shell import spill_moves, spill_thread
 from swarm.wire.messages import Fence, LayerRange, SequencePosition
 from tests.unit.stage.bench import StageBench, opened, step_of
 from tests.unit.stage.spill_bench import TOKENS, SpillBench
@@ -132,6 +137,19 @@ def test_steps_that_wait_leave_it_two_percent_of_the_time(disk: SpillBench) -> N
     assert core.wants_kv_turn(KvTurn(is_idle=True, may_spill=True), disk.stage.now)
 
 
+def test_idle_time_leaves_it_a_quarter(disk: SpillBench) -> None:
+    """Other stages may compute on the same cores."""
+    disk.open(1)
+    disk.compute(1, 0, 7 * CHUNK)
+    idle, num = KvTurn(is_idle=True, may_spill=True), 0
+    for _ in range(1000):
+        disk.stage.now += 0.001
+        if any(isinstance(action, act.SpillChunk) for action in disk.stage.feed(idle)):
+            num += 1
+            disk.stage.feed(ChunkSpilled(1, 0.05, is_taken=True))
+    assert num == 6, "one second, of which a quarter and what was saved up may be spent"
+
+
 def test_a_chunk_that_was_not_read_or_not_written_is_tried_again(disk: SpillBench) -> None:
     disk.open(1)
     disk.compute(1, 0, 512)
@@ -154,6 +172,102 @@ def test_a_full_disk_loses_nothing_but_time(make_disk: MakeDisk) -> None:
     assert spans(disk.write_all()) == [(1, 0, 256), (1, 256, 512), (1, 512, 768)]
     values = disk.traffic.values()
     assert (values["spill_chunks_written"], values["spill_chunks_dropped"]) == (3, 1)
+
+
+def slow(disk: SpillBench, monkeypatch: pytest.MonkeyPatch, name: str) -> list[tuple[int, int, int]]:
+    """One layer is a unit, and reading a block of it, or storing it, takes two thirds of a turn. The calls: sequence,
+    first layer, position."""
+    calls, executor = [], type(disk.stage.executor)
+    whole = getattr(executor, name)
+
+    def take_time(own: Any, sequence: int, *arguments: Any) -> Any:
+        disk.clock.advance(PART_S * 2 / 3)
+        disk.stage.now += PART_S * 4
+        result = whole(own, sequence, *arguments)
+        data = arguments[1] if name == "write_kv" else result
+        assert len(data.layers) == 1
+        calls.append((sequence, data.layers.first, data.start))
+        return result
+
+    monkeypatch.setattr(spill_moves, "UNIT_BYTES", CHUNK)
+    monkeypatch.setattr(executor, name, take_time)
+    return calls
+
+
+def test_a_step_waits_for_a_part_of_a_chunk_only(
+    disk: SpillBench, make_disk: MakeDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for sequence in (1, 2):
+        disk.open(sequence)
+        disk.compute(sequence, 0, 512)
+    computed, calls = disk.chain(1), slow(disk, monkeypatch, "read_kv")
+    assert spans(disk.turn()) == [(1, 0, 256)]
+    assert calls == [(1, 0, 0), (1, 0, 32)]
+    while disk.turn():
+        disk.disk.work()
+    assert calls[:24] == [(1, layer, start) for layer in range(3) for start in range(0, 256, 32)]
+    monkeypatch.undo()
+    later = make_disk()
+    later.open(5)
+    later.restore(5)
+    later.read_all()
+    assert later.chain(5) == {layer: states[:512] for layer, states in computed.items()}
+
+
+def test_a_chunk_that_changes_while_it_is_read_is_read_again(
+    disk: SpillBench, make_disk: MakeDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.open(1)
+    disk.compute(1, 0, 512)
+    calls = slow(disk, monkeypatch, "read_kv")
+    for _ in range(3):
+        assert disk.turn()
+    disk.stage.run(step_of(disk.next_step, truncate=(SequencePosition(1, 100),)))
+    other = tuple(500 + position for position in range(412))
+    disk.compute(1, 100, 512, tokens=other)
+    del calls[:]
+    assert [chunk.name for chunk in disk.turn()] == chunk_names(TOKENS[:100] + other, 256)
+    assert calls == [(1, 0, 0), (1, 0, 32)]
+    monkeypatch.undo()
+    disk.write_all()
+    later = make_disk()
+    later.open(5, tokens=TOKENS[:100] + other)
+    later.restore(5)
+    later.read_all()
+    assert later.reports[0].position == 512
+    assert later.chain(5) == disk.chain(1)
+
+
+def test_the_memory_that_waits_for_the_disk_is_bounded(disk: SpillBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk.open(1)
+    disk.compute(1, 0, 512)
+    calls = slow(disk, monkeypatch, "read_kv")
+    while disk.turn():
+        pass
+    assert len(calls) == 2 * 8, "two layers of a chunk, which the disk's thread has not written"
+
+
+def test_figures_of_the_disk_are_right_after_a_restart(make_disk: MakeDisk) -> None:
+    """Files that are there were not written, and count from the start."""
+    written(make_disk)
+    disk = make_disk()
+    disk.disk.tidy()
+    size = sum(path.stat().st_size for path in disk.folder.glob("*/*/*"))
+    assert disk.traffic.values()["spill_bytes"] == size > 0
+    disk.open(1)
+    disk.compute(1, 0, 1024)
+    assert len(disk.write_all()) == 4
+    assert disk.traffic.values()["spill_chunks_written"] == 1
+
+
+def test_a_folder_that_cannot_be_read_is_reported(make_disk: MakeDisk) -> None:
+    disk = make_disk()
+    disk.folder.mkdir(exist_ok=True)
+    disk.folder.chmod(0o777)
+    with capture_logs() as logs:
+        disk.disk.tidy()
+    assert [entry["event"] for entry in logs] == ["kv_not_spilled"]
+    assert "others may write" in logs[0]["reason"]
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -211,6 +325,22 @@ def test_reading_ends_where_a_layer_lacks_a_chunk(make_disk: MakeDisk) -> None:
     disk.restore(5)
     disk.read_all()
     assert [report.position for report in disk.reports] == [512]
+
+
+def test_all_damaged_layers_of_a_chunk_are_written_again(make_disk: MakeDisk) -> None:
+    """A power cut tears several files; here with their size, so that only reading shows it."""
+    written(make_disk)
+    for path in make_disk().folder.glob("*/*/00001-*"):
+        path.write_bytes(bytes(path.stat().st_size))
+    for expected in (256, 768):
+        disk = make_disk()
+        disk.open(5)
+        disk.restore(5)
+        disk.read_all()
+        assert [report.position for report in disk.reports] == [expected]
+        assert disk.files.num_damaged == (3 if expected == 256 else 0)
+        disk.compute(5, expected, 800)
+        disk.write_all()
 
 
 def test_a_sequence_goes_on_from_a_copied_beginning(make_disk: MakeDisk) -> None:
@@ -306,6 +436,41 @@ def test_time_ends_it_with_what_has_been_read(make_disk: MakeDisk) -> None:
     assert not disk.disk.work(), "nobody reads on"
 
 
+def test_the_time_ends_it_between_two_ticks_too(make_disk: MakeDisk) -> None:
+    """The broker waits for a fifth longer, which is less than a tick where computing is fast."""
+    written(make_disk)
+    disk = make_disk()
+    disk.open(5)
+    assert disk.stage.core.next_deadline == inf
+    disk.restore(5, within_s=0.04)
+    assert disk.stage.core.next_deadline == pytest.approx(disk.stage.now + 0.04)
+    disk.disk.work()
+    disk.take_all()
+    disk.disk.work()
+    disk.stage.now += 0.05
+    disk.take_all()
+    assert [report.position for report in disk.reports] == [256]
+    assert disk.stage.core.next_deadline == inf
+    assert disk.stage.core.counters["spill_reads_overdue"] == 1
+
+
+def test_what_is_stored_when_the_time_is_over_counts(make_disk: MakeDisk) -> None:
+    written(make_disk)
+    disk = make_disk()
+    disk.open(5)
+    disk.restore(5, within_s=0.04)
+    disk.disk.work()
+    event = disk.disk.take()
+    assert event is not None
+    (store,) = (action for action in disk.stage.feed(event) if isinstance(action, act.StoreSpilled))
+    disk.traffic.perform(store)
+    disk.stage.now += 0.05
+    stored = disk.store()
+    assert stored is not None
+    disk.feed(stored)
+    assert [report.position for report in disk.reports] == [256]
+
+
 def test_what_is_not_stored_does_not_count(make_disk: MakeDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     written(make_disk)
     disk = make_disk()
@@ -323,6 +488,43 @@ def test_what_is_not_stored_does_not_count(make_disk: MakeDisk, monkeypatch: pyt
     assert [report.position for report in disk.reports] == [256]
     assert disk.stage.core.sequences[5].position() == 256
     assert disk.stage.core.counters["spill_reads_not_stored"] == 1
+
+
+def test_a_step_waits_for_a_part_of_what_is_stored_only(make_disk: MakeDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = written(make_disk)
+    disk = make_disk()
+    disk.open(5)
+    calls = slow(disk, monkeypatch, "write_kv")
+    moves = disk.traffic._disk
+    assert moves is not None
+    for ticket in (7, 8):
+        disk.restore(5, ticket=ticket)
+        disk.disk.work()
+        event = disk.disk.take()
+        assert isinstance(event, SpilledRead)
+        (store,) = (action for action in disk.stage.feed(event) if isinstance(action, act.StoreSpilled))
+        assert disk.traffic.perform(store) == ()
+        del calls[:]
+        assert moves.next_event() is None
+        assert calls == [(5, 0, 0), (5, 1, 0)]
+    disk.restore(5, ticket=9)  # it ends the one before
+    assert not moves.is_storing
+    disk.read_all()
+    assert [(report.ticket, report.position) for report in disk.reports] == [(9, 768)]
+    assert disk.chain(5) == {layer: states[:768] for layer, states in computed.items()}
+
+
+def test_a_large_chunk_is_read_only_when_none_waits(make_disk: MakeDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(make_disk)
+    for ahead_bytes, expected in ((3 * CHUNK, 2), (3 * CHUNK - 1, 1)):
+        monkeypatch.setattr(spill_thread, "_AHEAD_BYTES", ahead_bytes)
+        disk = make_disk()
+        disk.open(5)
+        disk.restore(5)
+        num = 0
+        while disk.disk.work():
+            num += 1
+        assert num == expected
 
 
 def test_only_what_joins_in_all_layers_is_stored(make_disk: MakeDisk) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from swarm.errors import ModelError
+from swarm.stage.model import identity
 from swarm.stage.model.checkpoint import Checkpoint
 from tests.files_of_models import TINY_CONFIG, safetensors
 
@@ -67,3 +69,23 @@ def test_a_file_that_is_missing(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelError, match=r"a\.safetensors is missing; download it again"):
         _ = Checkpoint(tmp_path).tensors
+
+
+def test_a_large_file_that_was_edited_between_its_samples_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its digest is of pieces, so the digest stays, and only the time of writing shows the change."""
+    monkeypatch.setattr(identity, "MAX_WHOLE_BYTES", 16)
+    monkeypatch.setattr(identity, "_PIECE_BYTES", 1)
+    monkeypatch.setattr(identity, "_NUM_PIECES", 2)
+    path, tensors = tmp_path / "model.safetensors", ("embed.weight", *LAYERS, "head.weight")
+    before = model(tmp_path, *tensors)
+    files = before.describe_files()
+    assert files == Checkpoint(tmp_path).describe_files()
+    with path.open("r+b") as file:
+        file.seek(-2, os.SEEK_END)
+        file.write(b"\7")
+    os.utime(path, (1, 1))
+    after = Checkpoint(tmp_path)
+    assert after.manifest("float32").files == before.manifest("float32").files
+    assert after.describe_files() != files

@@ -7,12 +7,13 @@ import time
 from collections import namedtuple
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from swarm.stage.shell import spill_files
 from swarm.stage.shell.spill_files import ChunkFile, SpillFiles
-from swarm.stage.shell.spill_thread import model_digest
+from swarm.stage.shell.spill_thread import model_digest, open_spill_files
 from swarm.testing import fake_manifest
 
 MODEL = "0" * 32
@@ -73,6 +74,74 @@ def test_a_torn_file_is_missing(files: SpillFiles, tmp_path: Path, length: int) 
     os.truncate(file().path(tmp_path / "kv"), length)
     assert files.read(file()) is None
     assert files.num_damaged == 1
+
+
+def test_a_torn_file_is_written_again(files: SpillFiles, tmp_path: Path) -> None:
+    files.write(file(), "float32", NUMBERS)
+    os.truncate(file().path(tmp_path / "kv"), 0)
+    assert files.write(file(), "float32", NUMBERS)
+    assert files.read(file()) is not None
+    assert (files.num_damaged, files.num_written) == (1, 2)
+
+
+# --- other users and other kinds of files ----------------------------------------------------------------------------
+
+
+def test_a_folder_that_others_can_write_is_not_used(files: SpillFiles, tmp_path: Path) -> None:
+    files.write(file(), "float32", NUMBERS)
+    (tmp_path / "kv").chmod(0o777)
+    assert files.read(file()) is None
+    for number in (0, 1):
+        with pytest.raises(PermissionError, match="others may write"):
+            files.write(file(number), "float32", NUMBERS)
+    (tmp_path / "kv").chmod(0o700)
+    assert files.read(file()) is not None
+
+
+def test_a_folder_or_file_of_another_user_is_not_used(
+    files: SpillFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.write(file(), "float32", NUMBERS)
+    own = os.geteuid()
+    monkeypatch.setattr(spill_files.os, "geteuid", lambda: own + 1)
+    assert files.read(file()) is None
+    with pytest.raises(PermissionError, match="another user"):
+        files.write(file(), "float32", NUMBERS)
+    monkeypatch.setattr(files, "_check_root", lambda: None)
+    assert files.read(file()) is None
+    assert files.num_damaged == 1
+
+
+def test_nothing_is_written_through_a_link(files: SpillFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither where a file is, nor where it is being written."""
+    victim, path = tmp_path / "victim", file().path(tmp_path / "kv")
+    victim.write_text("precious")
+    path.parent.mkdir(parents=True, mode=0o700)
+    (tmp_path / "kv").chmod(0o700)
+    path.symlink_to(victim)
+    assert files.read(file()) is None
+    path.symlink_to(victim)
+    assert files.write(file(), "float32", NUMBERS)
+    assert not path.is_symlink()
+    monkeypatch.setattr(spill_files.secrets, "token_hex", lambda _: "name")
+    path.with_name(".name").symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        files.write(file(1), "float32", NUMBERS)
+    assert victim.read_text() == "precious"
+
+
+def test_a_pipe_or_an_endless_file_is_removed_unread(files: SpillFiles, tmp_path: Path) -> None:
+    path = file().path(tmp_path / "kv")
+    files.write(file(), "float32", NUMBERS)
+    path.unlink()
+    os.mkfifo(path)
+    assert files.read(file()) is None  # opening it would wait for a writer
+    assert not path.exists()
+    path.touch()
+    os.truncate(path, 1 << 40)  # a hole: reading it would take all memory
+    assert files.read(file()) is None
+    assert not path.exists()
+    assert files.num_damaged == 2
 
 
 @pytest.mark.parametrize(
@@ -151,6 +220,47 @@ def test_a_twentieth_of_the_disk_stays_free(tmp_path: Path, monkeypatch: pytest.
     assert not list(tmp_path.glob("*/*/*")), "what others need is theirs"
 
 
+def test_a_lower_limit_and_the_size_are_known_from_the_start(tmp_path: Path) -> None:
+    files = SpillFiles(tmp_path, 100 * SIZE)
+    for index in range(40):
+        files.write(file(index), "float32", NUMBERS)
+    later = SpillFiles(tmp_path, 100 * SIZE)
+    later.tidy()
+    assert (later.num_bytes, later.num_removed) == (40 * SIZE, 0)
+    lower = SpillFiles(tmp_path, 16 * SIZE)
+    lower.tidy()
+    assert lower.num_bytes == sum(path.stat().st_size for path in tmp_path.glob("*/*/*")) == 15 * SIZE
+    assert lower.num_removed == 25
+
+
+def test_without_a_limit_old_files_and_empty_folders_go(tmp_path: Path) -> None:
+    """What was used lately may be another worker's."""
+    files = SpillFiles(tmp_path, 100 * SIZE)
+    old, recent = file(model="1" * 32), file()
+    for each in (old, recent):
+        files.write(each, "float32", NUMBERS)
+    long_ago = time.time() - 90_000
+    os.utime(old.path(tmp_path), (long_ago, long_ago))
+    SpillFiles(tmp_path, 0).tidy()
+    assert [path.name for path in tmp_path.iterdir()] == [MODEL]
+    assert recent.path(tmp_path).exists()
+    recent.path(tmp_path).unlink()
+    SpillFiles(tmp_path, 0).tidy()
+    assert list(tmp_path.iterdir()) == []
+    SpillFiles(tmp_path / "absent", 0).tidy()
+    assert not (tmp_path / "absent").exists()
+
+
+def test_settings_without_spill_look_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_CACHE", str(tmp_path))
+    SpillFiles(tmp_path / "kv", 1 << 20).write(file(), "float32", NUMBERS)
+    os.utime(file().path(tmp_path / "kv"), (1, 1))
+    assert open_spill_files(0) is None
+    assert list((tmp_path / "kv").iterdir()) == []
+    (tmp_path / "kv").chmod(0o777)
+    assert open_spill_files(0) is None  # and a warning, no error
+
+
 def test_an_error_leaves_nothing_behind(files: SpillFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files.write(file(), "float32", NUMBERS)
 
@@ -185,12 +295,15 @@ def test_a_read_only_folder_is_read(files: SpillFiles, tmp_path: Path, monkeypat
     assert files.read(file()) is not None
 
 
-def test_a_model_is_its_files_its_quantization_and_its_bits_not_its_name() -> None:
+def test_a_model_is_its_files_its_quantization_its_code_and_its_bits_not_its_name() -> None:
     plain = fake_manifest()
-    digest = model_digest(plain, "bits")
-    assert digest == model_digest(fake_manifest(name="renamed"), "bits")
-    others = [model_digest(plain, "other bits"), model_digest(fake_manifest(vocab_size=98), "bits")]
-    import msgspec
-
-    others.append(model_digest(msgspec.structs.replace(plain, weights="int4"), "bits"))
-    assert len({digest, *others}) == 4
+    digest = model_digest(plain, "code", "bits")
+    assert digest == model_digest(fake_manifest(name="renamed"), "code", "bits")
+    others = [
+        model_digest(plain, "code", "other bits"),
+        model_digest(plain, "other code", "bits"),
+        model_digest(plain, "codeb", "its"),
+        model_digest(fake_manifest(vocab_size=98), "code", "bits"),
+        model_digest(msgspec.structs.replace(plain, weights="int4"), "code", "bits"),
+    ]
+    assert len({digest, *others}) == 6
