@@ -49,7 +49,7 @@ class RestoreState:
     bits: str = ""  # the same at all stages of the last plan; empty: they differ, or a stage has no space on disk
     num_positions: int = 0  # length from which on sequences are written and read; 0: none are
     in_progress: dict[int, Restore] = field(default_factory=dict)  # by sequence
-    # running sequences with keys and values of stages with other bits: they are not written
+    # sequences with keys and values of stages with other bits, and those that begin with theirs: they are not written
     excluded: set[int] = field(default_factory=set)
     num_tickets: int = 0
 
@@ -64,6 +64,11 @@ class RestoreState:
         """End all restores; nothing is read until the next plan serves."""
         self.in_progress.clear()
         self.num_positions = 0
+
+    def record_admission(self, sequence: Sequence) -> None:
+        """Exclude a sequence that was admitted if it begins with the keys and values of an excluded one."""
+        if sequence.fork_of in self.excluded:
+            self.excluded.add(sequence.id)
 
     def begin(self, sequence: Sequence, now: float, deadline: float) -> None:
         """Let a sequence wait for what the stages have of it on disk."""

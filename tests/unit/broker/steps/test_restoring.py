@@ -115,6 +115,26 @@ def test_sequences_of_a_plan_with_other_bits_are_not_written(make_bench: MakeBen
     assert state.excluded == {78}
 
 
+def test_what_begins_like_one_of_them_is_not_written_in_later_plans_either(make_bench: MakeBench) -> None:
+    """The stages leave it out in this plan by themselves, and forget that with the plan."""
+    bench = serve(make_bench)
+    first, _ = opened(bench)
+    for name in bench.workers:
+        answer(bench, name, first, 0)
+    bench.run_dry()
+    source = bench.sequence()
+    state = bench.state.restores
+    state.excluded.add(source.id)
+    prompt = source.request.submit.prompt
+    submitted(bench, "fork", prompt=(*prompt[:320], *(7 + n % 50 for n in range(100))))
+    submitted(bench, "other", prompt=tuple(9 + n % 40 for n in range(100)))
+    fork, other = bench.sequence("fork").id, bench.sequence("other").id
+    assert bench.sequence("fork").num_cached == 320
+    assert state.excluded == {source.id, fork}
+    state.start_plan("the same", FROM, {fork: 320, other: 100})
+    assert state.excluded == {fork}
+
+
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
