@@ -17,7 +17,8 @@ class Restore:
     residency: int  # the sequence's when it was admitted
     ticket: int
     start: int  # position from which on the stages read
-    num_positions: int  # behind it
+    stop: int  # position up to which they read at most
+    num_positions: int  # behind ``start``
     began_at: float
     deadline: float  # when the sequence runs at the latest
     step: int | None = None  # the step with which the stages open the sequence
@@ -74,7 +75,14 @@ class RestoreState:
         """Let a sequence wait for what the stages have of it on disk."""
         self.num_tickets += 1
         self.in_progress[sequence.id] = Restore(
-            sequence, sequence.residency, self.num_tickets, sequence.kv, sequence.pending, now, deadline
+            sequence,
+            sequence.residency,
+            self.num_tickets,
+            start=sequence.kv,
+            stop=sequence.sampled - 1,
+            num_positions=sequence.pending,
+            began_at=now,
+            deadline=deadline,
         )
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from swarm.broker.actions import WriteLog
 from swarm.broker.state import SequenceState
 from swarm.broker.steps.restoring import ANSWER_SHARE, MAX_WAIT_S, MIN_WAIT_S, READ_POSITION_S, wait_s
 from swarm.testing import fake_manifest
@@ -233,12 +234,30 @@ def test_answers_to_something_else_do_not_count(make_bench: MakeBench, wrong: di
 
 
 @pytest.mark.parametrize("position", [PROMPT, PROMPT + 500])
-def test_the_last_token_is_computed_whatever_stages_report(make_bench: MakeBench, position: int) -> None:
+def test_a_position_behind_the_end_of_the_order_does_not_count(make_bench: MakeBench, position: int) -> None:
+    """The stage cannot have read it, so its cache cannot be cut to where the others stand. The log names the stage."""
     bench = serve(make_bench)
     first, _ = opened(bench)
-    answer(bench, "w0", first, position)
+    answer(bench, "w0", first, PROMPT - 1)
     answer(bench, "w1", first, position)
+    assert row(bench.pipe[0]) == [(bench.sequence().id, 0, PROMPT)]
+    assert unfit(bench) == [("w1", position, [0, PROMPT - 1])]
+
+
+def unfit(bench: Bench) -> list[tuple[object, object, object]]:
+    """The warnings of reports that cannot be true."""
+    found = [a.fields for a in bench.log if isinstance(a, WriteLog) and a.event == "restored_position_unfit"]
+    assert len(found) == bench.state.counters.get("restores_unfit", 0)
+    return [(fields["worker"], fields["position"], fields["ordered"]) for fields in found]
+
+
+def test_the_last_token_is_computed_although_stages_have_read_all_before(make_bench: MakeBench) -> None:
+    bench = serve(make_bench)
+    first, _ = opened(bench)
+    answer(bench, "w0", first, PROMPT - 1)
+    answer(bench, "w1", first, PROMPT - 1)
     assert row(bench.pipe[0]) == [(bench.sequence().id, PROMPT - 1, 1)]
+    assert unfit(bench) == []
 
 
 def test_a_cancelled_one_is_released(make_bench: MakeBench) -> None:
@@ -310,6 +329,7 @@ def test_a_cached_beginning_is_copied_first_and_the_rest_is_read(make_bench: Mak
         answer(bench, name, order, 0)
     assert row(bench.pipe[0]) == [(bench.sequence("b").id, 320, len(longer) - 320)]
     assert bench.sequence("b").num_cached == 320
+    assert unfit(bench) == [(name, 0, [320, len(longer) - 1]) for name in bench.workers], "they were not ready"
 
 
 def test_a_pause_of_the_broker_is_not_counted(make_bench: MakeBench) -> None:
