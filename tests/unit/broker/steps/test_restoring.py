@@ -158,6 +158,22 @@ def test_it_goes_on_from_the_least_position_of_all_stages(make_bench: MakeBench)
     assert (sequence.kv, sequence.num_generated, sequence.num_cached) == (PROMPT, 1, 512)
 
 
+def test_a_step_without_rows_is_no_measurement(make_bench: MakeBench) -> None:
+    """It is neither a decode nor a part of a prompt, so it changes none of the measured rates."""
+    bench = serve(make_bench)
+    submitted(bench, "short", num_prompt=5)
+    bench.now += 0.5
+    bench.run_dry()
+    costs, rates = bench.state.costs, bench.state.moves.rates
+    before = (costs.tokens_per_s, costs.usual_step_s, repr(rates))
+    assert before[0]
+    submitted(bench)
+    bench.now += 3.0
+    bench.finish()
+    assert (costs.tokens_per_s, costs.usual_step_s, repr(rates)) == before
+    assert costs.last_done_at == bench.now
+
+
 def test_short_ones_and_what_is_left_of_a_long_one_are_computed(make_bench: MakeBench) -> None:
     bench = serve(make_bench)
     submitted(bench, num_prompt=FROM - 1)
