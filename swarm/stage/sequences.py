@@ -190,7 +190,12 @@ class SequenceStore:
         return Batch(step.rows, tokens, arrived.hidden, tuple(samples), step.alone)
 
     def apply_header(self, step: Step, layers: LayerRange) -> str | None:
-        """Retire, release, open and truncate sequences, in this order; return an error text if that is impossible."""
+        """Retire, release, open and truncate sequences, in this order; return an error text if that is impossible.
+
+        A cut of a sequence that the same step opens removes positions, not tokens: they came with the ``Open`` record,
+        and by them the stage finds the sequence's chunks on disk.
+        """
+        opened = {item.sequence for item in step.open}
         for cut in step.retire:
             self._retire(cut)
         for sequence in step.release:
@@ -203,7 +208,7 @@ class SequenceStore:
             held = self.sequences.get(cut.sequence)
             if held is None:
                 return f"sequence {cut.sequence} is to be cut, but it is not open here"
-            self._truncate(cut.sequence, cut.position)
+            self._truncate(cut.sequence, cut.position, keeps_history=cut.sequence in opened)
         return None
 
     def _open(self, item: Open, layers: LayerRange) -> str | None:
@@ -266,10 +271,11 @@ class SequenceStore:
             self.copies.drop(cut.sequence)
             self.actions.append(ShrinkSequence(cut.sequence, cut.position))
 
-    def _truncate(self, sequence: int, position: int) -> None:
+    def _truncate(self, sequence: int, position: int, *, keeps_history: bool = False) -> None:
         held = self.sequences[sequence]
         held.truncate(position)
-        del held.history[position:]
+        if not keeps_history:
+            del held.history[position:]
         self.log.truncate(sequence, position)
         self.copies.truncate(sequence, position)
         self.actions.append(TruncateSequence(sequence, position))

@@ -140,6 +140,39 @@ async def test_a_request_in_flight_goes_on(random_llama: Path, zygote: Zygote, t
             assert (broken.tokens, broken.logprobs) == (whole.tokens, whole.logprobs) != expected
 
 
+async def test_a_request_in_flight_goes_on_although_all_workers_are_killed(
+    random_llama: Path, zygote: Zygote, tmp_path: Path
+) -> None:
+    """The broker lives. Two new workers read the prompt that the killed ones have written."""
+    options = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True, "logprobs": 0}
+    with Spilling(random_llama, tmp_path, zygote) as swarm:
+        swarm.start(2)
+        async with AsyncClient(swarm.url, connect_timeout_s=60) as client:
+            await swarm.until_serving(client, 2)
+            num = 0
+            async with client.stream(PROMPT, timeout=120, **options) as pieces:
+                async for _ in pieces:
+                    num += 1
+                    if num == 5:
+                        await swarm.until_written(client, 8 * CHUNKS)
+                        for name in [*swarm.workers]:
+                            swarm.kill(name)
+                        for name in ("w0", "w1"):
+                            swarm.start_worker(name)
+                assert pieces.completion is not None
+                broken = pieces.completion
+            assert (await counters(client))["restored_positions"] == 256 * CHUNKS
+        swarm.kill_all()
+        for path in swarm.files():
+            path.unlink()
+        swarm.start(2)
+        async with AsyncClient(swarm.url, connect_timeout_s=60) as client:
+            await swarm.until_serving(client, 2)
+            whole = await client.generate(PROMPT, timeout=60, **options)
+            assert "restored_positions" not in await counters(client)
+        assert (broken.tokens, broken.logprobs) == (whole.tokens, whole.logprobs)
+
+
 async def test_a_damaged_file_costs_the_chunks_from_there_on(
     random_llama: Path, zygote: Zygote, tmp_path: Path
 ) -> None:

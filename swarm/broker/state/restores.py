@@ -17,7 +17,8 @@ class Restore:
     residency: int  # the sequence's when it was admitted
     ticket: int
     start: int  # position from which on the stages read
-    num_positions: int  # behind it
+    stop: int  # position up to which they read at most
+    num_positions: int  # behind ``start``
     began_at: float
     deadline: float  # when the sequence runs at the latest
     step: int | None = None  # the step with which the stages open the sequence
@@ -49,7 +50,7 @@ class RestoreState:
     bits: str = ""  # the same at all stages of the last plan; empty: they differ, or a stage has no space on disk
     num_positions: int = 0  # length from which on sequences are written and read; 0: none are
     in_progress: dict[int, Restore] = field(default_factory=dict)  # by sequence
-    # running sequences with keys and values of stages with other bits: they are not written
+    # sequences with keys and values of stages with other bits, and those that begin with theirs: they are not written
     excluded: set[int] = field(default_factory=set)
     num_tickets: int = 0
 
@@ -65,11 +66,23 @@ class RestoreState:
         self.in_progress.clear()
         self.num_positions = 0
 
+    def record_admission(self, sequence: Sequence) -> None:
+        """Exclude a sequence that was admitted if it begins with the keys and values of an excluded one."""
+        if sequence.fork_of in self.excluded:
+            self.excluded.add(sequence.id)
+
     def begin(self, sequence: Sequence, now: float, deadline: float) -> None:
         """Let a sequence wait for what the stages have of it on disk."""
         self.num_tickets += 1
         self.in_progress[sequence.id] = Restore(
-            sequence, sequence.residency, self.num_tickets, sequence.kv, sequence.pending, now, deadline
+            sequence,
+            sequence.residency,
+            self.num_tickets,
+            start=sequence.kv,
+            stop=sequence.sampled - 1,
+            num_positions=sequence.pending,
+            began_at=now,
+            deadline=deadline,
         )
 
     @property

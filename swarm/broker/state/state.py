@@ -324,7 +324,10 @@ class State:
             self.running.refresh(sequence)
 
     def record_step(self, flight: InFlightStep, now: float) -> None:
-        """Record the time of a completed step."""
+        """Record the time of a completed step, unless it had no rows: it only opened or released sequences."""
+        if not flight.num_tokens:
+            self.costs.last_done_at = now
+            return
         if flight.num_tokens == len(flight.sequences):  # decodes only
             busy_s = now - max(flight.sent_at, self.costs.last_done_at)
             self.moves.rates.record(len(self.running), flight.num_tokens, busy_s)

@@ -86,7 +86,7 @@ class Restorer:
                 sequence=item.sequence.id,
                 ticket=item.ticket,
                 start=item.start,
-                stop=item.sequence.sampled - 1,
+                stop=item.stop,
                 within_s=max(0.0, ANSWER_SHARE * (item.deadline - now)),
             )
             self.out.extend(SendToWorker(self.state.workers[i].peer, order) for i in sorted(plan.members))
@@ -98,9 +98,25 @@ class Restorer:
         if item is None or not is_current or worker.incarnation not in item.unanswered:
             self.state.count("stale_restores")
             return
-        item.record_answer(worker.incarnation, message.position)
+        item.record_answer(worker.incarnation, self._check_position(worker, item, message.position))
         if not item.unanswered and item.position is not None:
             self._finish(item, item.position, now)
+
+    def _check_position(self, worker: Worker, item: Restore, position: int) -> int:
+        """Return the position that a stage has reached; where the stages began if it is outside of what they were
+        ordered to read. A stage that is not ready reports an earlier one."""
+        if item.start <= position <= item.stop:
+            return position
+        self.state.count("restores_unfit")
+        self.out.note(
+            "restored_position_unfit",
+            "warning",
+            worker=worker.name,
+            sequence=item.sequence.id,
+            position=position,
+            ordered=[item.start, item.stop],
+        )
+        return item.start
 
     def tick(self, now: float) -> None:
         """End restores whose deadline has passed, and those of sequences that have ended or were preempted."""
@@ -117,7 +133,7 @@ class Restorer:
         """Let a sequence run from a position that all stages have reached."""
         sequence = item.sequence
         self.state.restores.end(item)
-        position = max(item.start, min(position, sequence.sampled - 1))
+        position = min(position, sequence.sampled - 1)
         sequence.finish_restore(position)
         self.state.running.refresh(sequence)
         if position > item.start:

@@ -156,6 +156,7 @@ def _is_deadline_unreachable(state: State, sequence: Sequence, now: float) -> bo
 def _record_admission(state: State, sequence: Sequence, overtaken: list[Sequence], now: float) -> None:
     if overtaken:
         overtaken[0].count_overtake()
+    state.restores.record_admission(sequence)
     if sequence.start(now):
         state.waiting.charge(sequence.request.tenant, sequence.sampled - sequence.kv)
 

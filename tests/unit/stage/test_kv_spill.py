@@ -296,6 +296,19 @@ def test_what_was_written_is_what_would_be_computed(make_disk: MakeDisk) -> None
     assert disk.stage.core.counters["spill_positions_restored"] == 768
 
 
+def test_a_cut_of_a_sequence_that_the_step_opens_leaves_its_tokens(make_disk: MakeDisk) -> None:
+    """After the loss of all workers, the broker cuts every sequence that ran before, also those that begin again."""
+    computed = written(make_disk)
+    disk = make_disk()
+    disk.open(5, truncate=(SequencePosition(5, 0),))
+    disk.restore(5)
+    disk.read_all()
+    assert [report.position for report in disk.reports] == [768]
+    disk.compute(5, 768, 800, truncate=(SequencePosition(5, 768),))
+    assert disk.chain(5) == computed
+    assert tuple(disk.stage.core.sequences[5].history) == TOKENS[:800]
+
+
 def test_a_restored_sequence_is_not_written_again(make_disk: MakeDisk) -> None:
     written(make_disk)
     disk = make_disk()

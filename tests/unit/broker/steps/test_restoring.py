@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from swarm.broker.actions import WriteLog
 from swarm.broker.state import SequenceState
 from swarm.broker.steps.restoring import ANSWER_SHARE, MAX_WAIT_S, MIN_WAIT_S, READ_POSITION_S, wait_s
 from swarm.testing import fake_manifest
@@ -115,6 +116,26 @@ def test_sequences_of_a_plan_with_other_bits_are_not_written(make_bench: MakeBen
     assert state.excluded == {78}
 
 
+def test_what_begins_like_one_of_them_is_not_written_in_later_plans_either(make_bench: MakeBench) -> None:
+    """The stages leave it out in this plan by themselves, and forget that with the plan."""
+    bench = serve(make_bench)
+    first, _ = opened(bench)
+    for name in bench.workers:
+        answer(bench, name, first, 0)
+    bench.run_dry()
+    source = bench.sequence()
+    state = bench.state.restores
+    state.excluded.add(source.id)
+    prompt = source.request.submit.prompt
+    submitted(bench, "fork", prompt=(*prompt[:320], *(7 + n % 50 for n in range(100))))
+    submitted(bench, "other", prompt=tuple(9 + n % 40 for n in range(100)))
+    fork, other = bench.sequence("fork").id, bench.sequence("other").id
+    assert bench.sequence("fork").num_cached == 320
+    assert state.excluded == {source.id, fork}
+    state.start_plan("the same", FROM, {fork: 320, other: 100})
+    assert state.excluded == {fork}
+
+
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
@@ -135,6 +156,22 @@ def test_it_goes_on_from_the_least_position_of_all_stages(make_bench: MakeBench)
     counters = bench.state.counters
     assert (counters["restored_positions"], counters["restored_sequences"]) == (512, 1)
     assert (sequence.kv, sequence.num_generated, sequence.num_cached) == (PROMPT, 1, 512)
+
+
+def test_a_step_without_rows_is_no_measurement(make_bench: MakeBench) -> None:
+    """It is neither a decode nor a part of a prompt, so it changes none of the measured rates."""
+    bench = serve(make_bench)
+    submitted(bench, "short", num_prompt=5)
+    bench.now += 0.5
+    bench.run_dry()
+    costs, rates = bench.state.costs, bench.state.moves.rates
+    before = (costs.tokens_per_s, costs.usual_step_s, repr(rates))
+    assert before[0]
+    submitted(bench)
+    bench.now += 3.0
+    bench.finish()
+    assert (costs.tokens_per_s, costs.usual_step_s, repr(rates)) == before
+    assert costs.last_done_at == bench.now
 
 
 def test_short_ones_and_what_is_left_of_a_long_one_are_computed(make_bench: MakeBench) -> None:
@@ -213,12 +250,30 @@ def test_answers_to_something_else_do_not_count(make_bench: MakeBench, wrong: di
 
 
 @pytest.mark.parametrize("position", [PROMPT, PROMPT + 500])
-def test_the_last_token_is_computed_whatever_stages_report(make_bench: MakeBench, position: int) -> None:
+def test_a_position_behind_the_end_of_the_order_does_not_count(make_bench: MakeBench, position: int) -> None:
+    """The stage cannot have read it, so its cache cannot be cut to where the others stand. The log names the stage."""
     bench = serve(make_bench)
     first, _ = opened(bench)
-    answer(bench, "w0", first, position)
+    answer(bench, "w0", first, PROMPT - 1)
     answer(bench, "w1", first, position)
+    assert row(bench.pipe[0]) == [(bench.sequence().id, 0, PROMPT)]
+    assert unfit(bench) == [("w1", position, [0, PROMPT - 1])]
+
+
+def unfit(bench: Bench) -> list[tuple[object, object, object]]:
+    """The warnings of reports that cannot be true."""
+    found = [a.fields for a in bench.log if isinstance(a, WriteLog) and a.event == "restored_position_unfit"]
+    assert len(found) == bench.state.counters.get("restores_unfit", 0)
+    return [(fields["worker"], fields["position"], fields["ordered"]) for fields in found]
+
+
+def test_the_last_token_is_computed_although_stages_have_read_all_before(make_bench: MakeBench) -> None:
+    bench = serve(make_bench)
+    first, _ = opened(bench)
+    answer(bench, "w0", first, PROMPT - 1)
+    answer(bench, "w1", first, PROMPT - 1)
     assert row(bench.pipe[0]) == [(bench.sequence().id, PROMPT - 1, 1)]
+    assert unfit(bench) == []
 
 
 def test_a_cancelled_one_is_released(make_bench: MakeBench) -> None:
@@ -290,6 +345,7 @@ def test_a_cached_beginning_is_copied_first_and_the_rest_is_read(make_bench: Mak
         answer(bench, name, order, 0)
     assert row(bench.pipe[0]) == [(bench.sequence("b").id, 320, len(longer) - 320)]
     assert bench.sequence("b").num_cached == 320
+    assert unfit(bench) == [(name, 0, [320, len(longer) - 1]) for name in bench.workers], "they were not ready"
 
 
 def test_a_pause_of_the_broker_is_not_counted(make_bench: MakeBench) -> None:
