@@ -145,11 +145,11 @@ class PrefixCache:
         return sequence in self._pins
 
     def retire(self, sequence: int, all_blocks: int) -> RetiredSequence | None:
-        """Keep the full blocks of an ended sequence. Return None if they are redundant or exceed the cache's limit;
-        then the caller must free them."""
+        """Keep the full blocks of an ended sequence. Return None if they are redundant or exceed the cache's limit, and
+        no other sequence is about to copy them; then the caller must free them."""
         num_blocks = self.index.num_blocks(sequence)
-        is_useful = num_blocks and (self.is_pinned(sequence) or not self.index.is_redundant(sequence))
-        if not self.rules.is_enabled or not is_useful or num_blocks > self._max_blocks(all_blocks):
+        is_useful = not self.index.is_redundant(sequence) and num_blocks <= self._max_blocks(all_blocks)
+        if not self.rules.is_enabled or not num_blocks or not (is_useful or self.is_pinned(sequence)):
             self.index.forget(sequence)
             return None
         self.retired[sequence] = RetiredSequence(sequence, num_blocks)

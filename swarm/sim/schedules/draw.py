@@ -36,7 +36,7 @@ SMALL = 0.15  # share of schedules with a worker that is too small for its longe
 # share of schedules whose first request exceeds the window of unacknowledged tokens: one is enough, and slow
 LONG = 0.15
 CROWDED = 0.25  # share of schedules in which many sequences grow and memory is so short that some are preempted
-NO_SHARING = 0.5  # share of schedules in which no worker shares memory between sequences
+NO_SHARING = 0.3  # share of schedules in which no worker shares memory between sequences
 MANY_CONTINUATIONS = 0.2  # share of the others in which prompts are continued many times
 DEADLINE = 0.1  # share of requests with a deadline
 SMALL_LOG = 0.25  # share of schedules whose activation logs are too small for the running sequences

@@ -381,3 +381,16 @@ def test_without_kv_every_token_computes_its_whole_sequence(make_bench, chunk: i
         known.append(token)
     assert bench.sequence().tokens == known
     assert bench.sequence().reason == "length"
+
+
+def test_a_sequence_that_is_about_to_be_copied_stays_whatever_the_limit() -> None:
+    """A step that opens its copy is still to be sent."""
+    some = PrefixCache(PrefixRules(share=0.05))
+    for sequence in (1, 2):
+        some.acknowledge(sequence, A, 96)
+    some.pin(1)
+    assert some.retire(2, 20) is None
+    assert some.retire(1, 20) == RetiredSequence(1, 3)
+    assert list(some.evict(some.excess_blocks(20, SharedPositions()), 0, SharedPositions())) == []
+    some.unpin(1)
+    assert list(some.evict(some.excess_blocks(20, SharedPositions()), 0, SharedPositions())) == [1]
