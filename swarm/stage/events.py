@@ -71,6 +71,15 @@ class ComputeFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class KvOverfull:
+    """Sequences could not be opened, or a step not be computed, because the keys and values need more memory than the
+    broker counts. ``unopened``: these sequences are not open in the executor."""
+
+    reason: str
+    unopened: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceTested:
     """The test of the device has ended."""
 
@@ -227,6 +236,7 @@ Event = (
     | Computed
     | ComputeFenced
     | ComputeFailed
+    | KvOverfull
     | DeviceTested
     | Idle
     | RecheckComputed

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import torch
 
-from swarm.errors import IllegalMove, ModelError
+from swarm.errors import IllegalMove, KvFull, ModelError
 from swarm.log import get_logger
 from swarm.stage import native
 from swarm.stage.attention.arena import KvArena
@@ -375,7 +375,8 @@ class TorchExecutor:
         for row in batch.rows:
             self._arena.mark_used(row)
         if self._arena.used > self.kv_capacity():
-            raise IllegalMove(f"{self._arena.used} positions are in use, the capacity is {self.kv_capacity()}")
+            self._arena.refuse_sharing()
+            raise KvFull(f"{self._arena.used} positions are in use, the capacity is {self.kv_capacity()}")
         threads = self.threads_alone if batch.alone else self.threads
         try:
             result = run_batch(
