@@ -211,10 +211,11 @@ class FakeExecutor:
         self.chains[sequence] = {}
         self.limits[sequence] = limit
 
-    def fork(self, sequence: int, source: int, position: int, limit: int) -> None:
+    def fork(self, sequence: int, source: int, position: int, limit: int, *, may_share: bool = True) -> None:
         own = self.chains[source].items()
         self.shared.release(sequence)
-        self.shared.fork(sequence, source, position)
+        if may_share:
+            self.shared.fork(sequence, source, position)
         self.chains[sequence] = {layer: chain[:position] for layer, chain in own if layer in self._own_layers()}
         self.limits[sequence] = limit
 

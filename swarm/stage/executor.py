@@ -155,9 +155,10 @@ class Executor(Protocol):
     def open(self, sequence: int, limit: int) -> None:
         """Reserve memory for up to ``limit`` positions of a sequence. Opening it again drops its stored positions."""
 
-    def fork(self, sequence: int, source: int, position: int, limit: int) -> None:
+    def fork(self, sequence: int, source: int, position: int, limit: int, *, may_share: bool = True) -> None:
         """Open a sequence with a copy of the first ``position`` positions of another sequence, in the layers in use.
 
+        ``may_share``: both may use the same memory, and the first ones then count once.
         Raises ``KvFull`` if a copy would take memory that the broker does not count; then the sequence is not open.
         """
 

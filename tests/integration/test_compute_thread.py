@@ -56,10 +56,10 @@ class BrittleExecutor(FakeExecutor):
     load_error: BaseException | None = None
     refuses: str = ""
 
-    def fork(self, sequence: int, source: int, position: int, limit: int) -> None:
+    def fork(self, sequence: int, source: int, position: int, limit: int, *, may_share: bool = True) -> None:
         if self.refuses == "fork":
             raise KvFull("no mapping")
-        FakeExecutor.fork(self, sequence, source, position, limit)
+        FakeExecutor.fork(self, sequence, source, position, limit, may_share=may_share)
 
     def forward(self, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]) -> ForwardResult:
         if self.refuses == "forward":

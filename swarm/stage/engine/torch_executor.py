@@ -319,8 +319,8 @@ class TorchExecutor:
     def truncate(self, sequence: int, position: int) -> None:
         self._arena.truncate(sequence, position)
 
-    def fork(self, sequence: int, source: int, position: int, limit: int) -> None:
-        self._arena.fork(sequence, source, position, limit)
+    def fork(self, sequence: int, source: int, position: int, limit: int, *, may_share: bool = True) -> None:
+        self._arena.fork(sequence, source, position, limit, may_share=may_share)
 
     def shrink(self, sequence: int, limit: int) -> None:
         self._arena.shrink(sequence, limit)

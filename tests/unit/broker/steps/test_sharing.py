@@ -45,7 +45,7 @@ def test_continuations_of_a_prompt_take_its_blocks_once(make_bench) -> None:
 
 @pytest.mark.parametrize("fields", [{"share_unit": 0}, {"share_mappings": 3}])
 def test_stages_that_cannot_share_count_each_sequence(make_bench, fields: dict[str, int]) -> None:
-    """Because they can't at all, or not that many sequences: these compute their prompts themselves."""
+    """Because they can't at all, or not that many sequences."""
     bench = _serve(make_bench, 3 * COPY, **fields)
     _many(bench, 8)
     most = 0
@@ -54,6 +54,23 @@ def test_stages_that_cannot_share_count_each_sequence(make_bench, fields: dict[s
         most = max(most, _running(bench))
     assert most == 3
     assert bench.state.shared.saved == 0
+
+
+def test_sequences_that_cannot_be_mapped_start_from_a_copy(make_bench) -> None:
+    """As without sharing; they take all of their blocks, and the stages are ordered not to share."""
+    bench = _serve(make_bench, 8 * COPY, share_mappings=11)
+    _many(bench, 8)
+    bench.finish()
+    assert _running(bench) == 8
+    assert bench.state.counters["prefix_hits"] == 7
+    (step,) = bench.pipe
+    shared = [s for s in bench.state.sequences if bench.state.shared.stop(s)]
+    assert len(shared) > 1
+    assert bench.state.shared.num_mappings <= 11
+    assert sorted((*shared, *step.unshared)) == list(range(1, 9))
+    assert bench.state.reserved_blocks == 10 + len(shared) * 2 + (8 - len(shared)) * COPY
+    bench.run_dry()
+    assert all(s.reason == "length" for s in bench.state.sequences.values())
 
 
 @pytest.mark.parametrize(
