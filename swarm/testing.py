@@ -369,7 +369,7 @@ class FakeExecutor:
 
     def read_kv(self, sequence: int, layers: LayerRange, start: int, stop: int) -> KvData:
         """Return the differences between neighbouring states, so that a foreign position spoils all those behind it."""
-        chains = [self.chains[sequence].get(layer, []) for layer in range(layers.first, layers.stop)]
+        chains = [self.chains.get(sequence, {}).get(layer, []) for layer in range(layers.first, layers.stop)]
         if any(len(chain) < stop for chain in chains):
             raise IllegalMove(f"sequence {sequence}: {[*map(len, chains)]} are held in {layers}, {stop} are to be read")
         states = np.array([([0, *chain])[start : stop + 1] for chain in chains], dtype=np.uint64)

@@ -177,7 +177,7 @@ class KvTurn:
 @dataclass(frozen=True, slots=True)
 class KvPartsTaken:
     """A ``SendKvParts`` was carried out: it took this long in the compute thread. ``num_bytes`` 0: nothing was sent,
-    since the connection to the target is gone, or a sequence is."""
+    since the connection to the target is gone, or no sequence can be read."""
 
     to: str
     num_bytes: int
