@@ -8,6 +8,7 @@
     ├── DeviceError            a device computes wrong results: names what differs
     ├── WireError              bytes from a peer can't be decoded: names the field
     │   └── ForeignMessage      they are complete, but this build does not support them: the peer is of another build
+    ├── KvFull                 a stage's keys and values need more memory than the broker counts
     ├── IllegalMove            a core received something that its rules forbid: a bug, with its history
     └── ClientError            errors that a caller of the client library can get
         ├── InvalidRequest     the request is wrong; nothing was started
@@ -69,6 +70,10 @@ class WireError(SwarmError):
 
 class ForeignMessage(WireError):
     """A message is complete but not supported by this build: its sender runs another build."""
+
+
+class KvFull(SwarmError):
+    """Keys and values need more memory than the broker counts. No request is to blame."""
 
 
 class IllegalMove(SwarmError):

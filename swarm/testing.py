@@ -211,10 +211,11 @@ class FakeExecutor:
         self.chains[sequence] = {}
         self.limits[sequence] = limit
 
-    def fork(self, sequence: int, source: int, position: int, limit: int) -> None:
+    def fork(self, sequence: int, source: int, position: int, limit: int, *, may_share: bool = True) -> None:
         own = self.chains[source].items()
         self.shared.release(sequence)
-        self.shared.fork(sequence, source, position)
+        if may_share:
+            self.shared.fork(sequence, source, position)
         self.chains[sequence] = {layer: chain[:position] for layer, chain in own if layer in self._own_layers()}
         self.limits[sequence] = limit
 
@@ -368,7 +369,7 @@ class FakeExecutor:
 
     def read_kv(self, sequence: int, layers: LayerRange, start: int, stop: int) -> KvData:
         """Return the differences between neighbouring states, so that a foreign position spoils all those behind it."""
-        chains = [self.chains[sequence].get(layer, []) for layer in range(layers.first, layers.stop)]
+        chains = [self.chains.get(sequence, {}).get(layer, []) for layer in range(layers.first, layers.stop)]
         if any(len(chain) < stop for chain in chains):
             raise IllegalMove(f"sequence {sequence}: {[*map(len, chains)]} are held in {layers}, {stop} are to be read")
         states = np.array([([0, *chain])[start : stop + 1] for chain in chains], dtype=np.uint64)

@@ -121,12 +121,14 @@ class OpenSequence:
 
 @dataclass(frozen=True, slots=True)
 class ForkSequence:
-    """Open a sequence with a copy of the first ``position`` positions of another sequence."""
+    """Open a sequence with a copy of the first ``position`` positions of another sequence. ``may_share``: their memory
+    may be shared."""
 
     sequence: int
     source: int
     position: int
     limit: int
+    may_share: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,8 +344,8 @@ def apply_to_executor(executor: Executor, action: SequenceAction) -> None:
     match action:
         case OpenSequence(sequence, limit):
             executor.open(sequence, limit)
-        case ForkSequence(sequence, source, position, limit):
-            executor.fork(sequence, source, position, limit)
+        case ForkSequence(sequence, source, position, limit, may_share):
+            executor.fork(sequence, source, position, limit, may_share=may_share)
         case ShrinkSequence(sequence, limit):
             executor.shrink(sequence, limit)
         case TruncateSequence(sequence, position):

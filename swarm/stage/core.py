@@ -43,6 +43,7 @@ from swarm.stage.events import (
     Event,
     Idle,
     KvArrived,
+    KvOverfull,
     KvPartsTaken,
     KvStoreFailed,
     KvTurn,
@@ -199,7 +200,7 @@ class StageCore:
                 self._on_computed(epoch, step, forwarded, now)
             case ComputeFenced(epoch, step):
                 self._abandon_work("fenced", now)
-            case ComputeFailed():
+            case ComputeFailed() | KvOverfull():
                 self._on_compute_failed(event, now)
             case DeviceTested():
                 self._on_device_tested(event, now)
@@ -395,7 +396,10 @@ class StageCore:
         else:
             self._abandon_work("fenced", now)
 
-    def _on_compute_failed(self, event: ComputeFailed, now: float) -> None:
+    def _on_compute_failed(self, event: ComputeFailed | KvOverfull, now: float) -> None:
+        if isinstance(event, KvOverfull):
+            self._on_kv_overfull(event, now)
+            return
         compute = event.compute
         is_current = compute.epoch == self.active and self.layers is not None
         if event.is_memory:
@@ -407,6 +411,13 @@ class StageCore:
         if self.layers is not None:
             failed = self.faults.record_failure(event, self.layers)
             self.faults.report_error(compute.epoch, reason, failed=failed, step=compute.step)
+
+    def _on_kv_overfull(self, event: KvOverfull, now: float) -> None:
+        """End the epoch: the next plan counts what this stage holds. The unopened sequences hold nothing here."""
+        for sequence in event.unopened:
+            self.store.release(sequence)
+        self._abandon_work("failed", now)
+        self._report_error(event.reason, kv_overfull=True)
 
     def _abandon_work(self, outcome: str, now: float) -> None:
         self.runner.abandon(outcome, now)
@@ -423,9 +434,11 @@ class StageCore:
         if missing is not None:
             self._report_error(missing, damaged=True)
 
-    def _report_error(self, reason: str, *, damaged: bool = False, step: int | None = None) -> None:
+    def _report_error(
+        self, reason: str, *, damaged: bool = False, kv_overfull: bool = False, step: int | None = None
+    ) -> None:
         epoch = self.active if self.active is not None else self.fence
-        self.faults.report_error(epoch, reason, damaged=damaged, step=step)
+        self.faults.report_error(epoch, reason, damaged=damaged, kv_overfull=kv_overfull, step=step)
 
     def _count(self, name: str, amount: float = 1) -> None:
         self.counters[name] = self.counters.get(name, 0) + amount

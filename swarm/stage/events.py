@@ -71,6 +71,15 @@ class ComputeFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class KvOverfull:
+    """Sequences could not be opened, or a step not be computed, because the keys and values need more memory than the
+    broker counts. ``unopened``: these sequences are not open in the executor."""
+
+    reason: str
+    unopened: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceTested:
     """The test of the device has ended."""
 
@@ -168,7 +177,7 @@ class KvTurn:
 @dataclass(frozen=True, slots=True)
 class KvPartsTaken:
     """A ``SendKvParts`` was carried out: it took this long in the compute thread. ``num_bytes`` 0: nothing was sent,
-    since the connection to the target is gone, or a sequence is."""
+    since the connection to the target is gone, or no sequence can be read."""
 
     to: str
     num_bytes: int
@@ -228,6 +237,7 @@ Event = (
     | Computed
     | ComputeFenced
     | ComputeFailed
+    | KvOverfull
     | DeviceTested
     | Idle
     | RecheckComputed

@@ -155,8 +155,12 @@ class Executor(Protocol):
     def open(self, sequence: int, limit: int) -> None:
         """Reserve memory for up to ``limit`` positions of a sequence. Opening it again drops its stored positions."""
 
-    def fork(self, sequence: int, source: int, position: int, limit: int) -> None:
-        """Open a sequence with a copy of the first ``position`` positions of another sequence, in the layers in use."""
+    def fork(self, sequence: int, source: int, position: int, limit: int, *, may_share: bool = True) -> None:
+        """Open a sequence with a copy of the first ``position`` positions of another sequence, in the layers in use.
+
+        ``may_share``: both may use the same memory, and the first ones then count once.
+        Raises ``KvFull`` if a copy would take memory that the broker does not count; then the sequence is not open.
+        """
 
     def shrink(self, sequence: int, limit: int) -> None:
         """Cut a sequence to ``limit`` positions and free the memory reserved beyond them."""
@@ -165,7 +169,7 @@ class Executor(Protocol):
         """Run the rows through the layers.
 
         Calls ``fenced`` and ``progressed`` between layers; where a layer takes only milliseconds, between some of them,
-        with ``progressed`` once per layer.
+        with ``progressed`` once per layer. Raises ``KvFull``, before any layer, if the positions exceed the capacity.
         """
 
     def recheck(

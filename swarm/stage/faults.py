@@ -128,6 +128,7 @@ class FaultHandler:
         damaged: bool = False,
         not_finite: NotFinite | None = None,
         failed: StepFailure | None = None,
+        kv_overfull: bool = False,
         step: int | None = None,
     ) -> None:
         """Report to the broker that the data path of this epoch broke here.
@@ -143,6 +144,7 @@ class FaultHandler:
             damaged=damaged,
             not_finite=not_finite,
             failed=failed,
+            kv_overfull=kv_overfull,
         )
         self.actions.append(SendToBroker(message))
 

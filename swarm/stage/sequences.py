@@ -201,7 +201,7 @@ class SequenceStore:
         for sequence in step.release:
             self.release(sequence)
         for item in step.open:
-            problem = self._open(item, layers)
+            problem = self._open(item, layers, may_share=item.sequence not in step.unshared)
             if problem is not None:
                 return problem
         for cut in step.truncate:
@@ -211,7 +211,7 @@ class SequenceStore:
             self._truncate(cut.sequence, cut.position, keeps_history=cut.sequence in opened)
         return None
 
-    def _open(self, item: Open, layers: LayerRange) -> str | None:
+    def _open(self, item: Open, layers: LayerRange, *, may_share: bool) -> str | None:
         held = self.find_reserved(item)
         if held is not None:  # opened again in a new epoch: the stored positions stay
             return self._open_again(held, item)
@@ -225,7 +225,7 @@ class SequenceStore:
                     f"sequence {item.sequence} is to begin as {item.source}, which does not hold {position} positions"
                 )
             self.copies.drop(item.sequence)
-            self.actions.append(ForkSequence(item.sequence, item.source, position, item.limit))
+            self.actions.append(ForkSequence(item.sequence, item.source, position, item.limit, may_share))
             self.log.fork(item.sequence, item.source, position)
         self.sequences[item.sequence] = StoredSequence(item, list(item.tokens), [RangePosition(layers, position)])
         return None

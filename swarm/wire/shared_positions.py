@@ -12,7 +12,7 @@ further positions are copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 # Runs of one sequence. A conversation that grows by turns adds one with each.
@@ -26,6 +26,7 @@ class SharedRun:
     start: int
     unit: int  # positions of a chunk
     holders: list[int] = field(default_factory=list)  # number of sequences that hold each chunk
+    retired: list[int] = field(default_factory=list)  # number of retired ones among them
 
     @property
     def stop(self) -> int:
@@ -68,6 +69,9 @@ class SharedPositions:
     unit: int = 0
     saved: int = 0  # positions of all sequences that do not count, because they count for another sequence
     num_mappings: int = 0  # mappings of all sequences that share anything
+    # positions of retired sequences that their departure would not free, because others hold them
+    retired_kept: int = 0
+    _retired: set[int] = field(default_factory=set)
     _holders: dict[int, _Holder] = field(default_factory=dict)
 
     def stop(self, sequence: int) -> int:
@@ -105,41 +109,63 @@ class SharedPositions:
             return 0
         holder = self._holders.setdefault(source, _Holder())
         if stop > holder.inherited_stop:
-            self._extend_run(holder, stop)
+            self._extend_run(holder, stop, is_retired=source in self._retired)
         inherited = tuple((run, min(end, stop)) for run, end in holder.runs if run.start < stop)
         self._holders[sequence] = fork = _Holder(inherited)
-        for run, end in inherited:
-            for chunk in range((end - run.start) // self.unit):
-                run.holders[chunk] += 1
+        for run, chunk in _chunks(fork):
+            if run.retired[chunk] == run.holders[chunk]:  # the fork keeps what the last of them would have freed
+                self.retired_kept += self.unit
+            run.holders[chunk] += 1
         self.saved += stop
         self.num_mappings += fork.num_mappings
         return stop
 
-    def _extend_run(self, holder: _Holder, stop: int) -> None:
+    def _extend_run(self, holder: _Holder, stop: int, *, is_retired: bool) -> None:
         """Extend the sequence's own run, which nothing else holds yet: the number of saved positions stays."""
         self.num_mappings -= holder.num_mappings
         if holder.own is None:
             holder.own = SharedRun(holder.inherited_stop, self.unit)
-        holder.own.holders.extend([1] * ((stop - holder.own.stop) // self.unit))
+        count = (stop - holder.own.stop) // self.unit
+        holder.own.holders.extend([1] * count)
+        holder.own.retired.extend([int(is_retired)] * count)
         self.num_mappings += holder.num_mappings
+
+    def retire(self, sequence: int) -> None:
+        """Count a sequence among the retired ones, which may depart at any time, until its release."""
+        self._retired.add(sequence)
+        holder = self._holders.get(sequence)
+        for run, chunk in _chunks(holder) if holder is not None else ():
+            run.retired[chunk] += 1
+            self.retired_kept += self.unit if run.retired[chunk] < run.holders[chunk] else 0
 
     def release(self, sequence: int) -> int:
         """Remove a sequence, or count all of its positions as its own from now on. Return the number of its positions
         that others still hold. An unknown sequence is no error."""
         holder = self._holders.pop(sequence, None)
+        is_retired = sequence in self._retired
+        self._retired.discard(sequence)
         if holder is None:
             return 0
         num_kept = 0
         for run, chunk in _chunks(holder):
+            self.retired_kept -= self._kept_of_retired(run, chunk)
             run.holders[chunk] -= 1
+            run.retired[chunk] -= is_retired
+            self.retired_kept += self._kept_of_retired(run, chunk)
             num_kept += self.unit if run.holders[chunk] else 0
         self.saved -= num_kept
         self.num_mappings -= holder.num_mappings
         return num_kept
 
+    def _kept_of_retired(self, run: SharedRun, chunk: int) -> int:
+        """Return what the chunk adds to ``retired_kept``: if all holders are retired, the last one would free it."""
+        num_retired = run.retired[chunk]
+        return self.unit * (num_retired - (0 < num_retired == run.holders[chunk]))
+
     def clear(self, unit: int) -> None:
         """Count all positions of all sequences as their own, and share by this unit from now on."""
-        self.unit, self.saved, self.num_mappings = unit, 0, 0
+        self.unit, self.saved, self.num_mappings, self.retired_kept = unit, 0, 0, 0
+        self._retired.clear()
         self._holders.clear()
 
 
@@ -148,17 +174,33 @@ class Departures:
     """Forecast of the positions that several sequences would free together."""
 
     shared: SharedPositions
-    _gone: dict[tuple[int, int], int] = field(default_factory=dict)  # run and chunk -> departures among its holders
+    _with_retired: bool = False  # all retired sequences depart, too
+    # run and chunk -> departures among its holders, in addition to the retired ones, of which some may stay
+    _gone: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def add_retired(self, staying: Iterable[int]) -> int:
+        """Let all retired sequences but ``staying`` ones depart, before any other. Return the number of their positions
+        that sequences which stay still hold. Takes time for the staying ones only."""
+        self._with_retired = True
+        num_kept = self.shared.retired_kept
+        for sequence in staying:
+            holder = self.shared._holders.get(sequence)
+            for run, chunk in _chunks(holder) if holder is not None else ():
+                num_kept -= self.shared.unit if run.holders[chunk] > self._num_gone(run, chunk) else 0
+                self._gone[id(run), chunk] = self._gone.get((id(run), chunk), 0) - 1
+        return num_kept
 
     def add(self, sequence: int) -> int:
         """Let one more sequence depart. Return the number of its positions that sequences which stay still hold."""
         holder = self.shared._holders.get(sequence)
         num_kept = 0
         for run, chunk in _chunks(holder) if holder is not None else ():
-            key = (id(run), chunk)
-            self._gone[key] = self._gone.get(key, 0) + 1
-            num_kept += self.shared.unit if run.holders[chunk] > self._gone[key] else 0
+            self._gone[id(run), chunk] = self._gone.get((id(run), chunk), 0) + 1
+            num_kept += self.shared.unit if run.holders[chunk] > self._num_gone(run, chunk) else 0
         return num_kept
+
+    def _num_gone(self, run: SharedRun, chunk: int) -> int:
+        return self._gone.get((id(run), chunk), 0) + (run.retired[chunk] if self._with_retired else 0)
 
 
 def _chunks(holder: _Holder) -> Iterator[tuple[SharedRun, int]]:

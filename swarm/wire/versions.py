@@ -71,6 +71,8 @@ ADDED: Final[Mapping[int, Mapping[str, bool]]] = {
         "replay_done.more": False,
         "send_kv": False,
         "spill_kv": False,
+        "step.unshared": False,
+        "trouble.kv_overfull": True,
     },
 }
 

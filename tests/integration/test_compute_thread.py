@@ -13,12 +13,12 @@ import pytest
 import zmq
 
 from swarm.clock import SystemClock
-from swarm.errors import IllegalMove
+from swarm.errors import IllegalMove, KvFull
 from swarm.params import SamplingParams
 from swarm.stage import actions as act
 from swarm.stage.core import StageCore, StageSettings
 from swarm.stage.events import OrderArrived
-from swarm.stage.executor import Capacity, Progress
+from swarm.stage.executor import Batch, Capacity, ForwardResult, Progress
 from swarm.stage.shell.compute import ComputeThread
 from swarm.stage.shell.connections import PeerConnector, StepListener
 from swarm.stage.shell.vitals import Vitals
@@ -27,6 +27,7 @@ from swarm.wire.codec import DATA
 from swarm.wire.messages import (
     Activate,
     BlockKey,
+    DataPathError,
     Edge,
     Fence,
     LayerRange,
@@ -50,9 +51,20 @@ LAYERS = LayerRange(0, 3)
 
 @dataclass(slots=True)
 class BrittleExecutor(FakeExecutor):
-    """Fails to load as it is told."""
+    """Fails to load, or to fork and to compute, as it is told."""
 
     load_error: BaseException | None = None
+    refuses: str = ""
+
+    def fork(self, sequence: int, source: int, position: int, limit: int, *, may_share: bool = True) -> None:
+        if self.refuses == "fork":
+            raise KvFull("no mapping")
+        FakeExecutor.fork(self, sequence, source, position, limit, may_share=may_share)
+
+    def forward(self, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]) -> ForwardResult:
+        if self.refuses == "forward":
+            raise KvFull("no mapping")
+        return FakeExecutor.forward(self, batch, fenced, progressed)
 
     def prepare(
         self, layers: LayerRange, standby: tuple[LayerRange, ...], max_sequences: int, progress: Progress
@@ -265,3 +277,30 @@ def test_a_bug_in_the_loader_ends_the_worker(stage: Stage, error: Exception) -> 
     assert stage.says() == act.Exit(1, f"{type(error).__name__}: {error}")
     assert stage.thread.failure is error
     until(lambda: not stage.thread.is_alive)
+
+
+@pytest.mark.parametrize("refuses", ["fork", "forward"])
+def test_memory_that_the_broker_does_not_count_ends_the_epoch_only(stage: Stage, refuses: str) -> None:
+    """The thread lives, computes nothing of the step, and blames no row of it."""
+    taker = PullChannel("127.0.0.1", DATA.frame_limit_bytes)
+    stage.prepare(taker.endpoint)
+    assert isinstance(stage.says(), act.SendToBroker)
+    stage.order(Activate(epoch=1, first_step=1, live=()))
+    assert isinstance(stage.says(), act.SendToBroker)
+    opening = Open(7, SamplingParams(), 0, 2, 8, (5, 6))
+    first = Step(epoch=1, step=1, rows=(Row(7, 0, 1, False),), tokens=(5,), open=(opening,))
+    fork = Open(8, SamplingParams(), 0, 2, 8, (5, 6), 7, 1)
+    second = Step(epoch=1, step=2, rows=(Row(8, 1, 1, False),), tokens=(6,), open=(fork,))
+    assert stage.before.wait(PATIENCE_S)
+    assert stage.before.send(DATA.encode(first))
+    assert taker.wait(PATIENCE_S)
+    stage.executor.refuses = refuses
+    assert stage.before.send(DATA.encode(second))
+    told = stage.says()
+    assert isinstance(told, act.SendToBroker)
+    assert isinstance(told.message, DataPathError)
+    assert (told.message.reason, told.message.kv_overfull, told.message.failed) == ("no mapping", True, None)
+    assert sorted(stage.core.sequences) == ([7] if refuses == "fork" else [7, 8])
+    assert stage.thread.failure is None
+    assert stage.thread.is_alive
+    taker.close()

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarm.errors import KvFull
 from swarm.stage import native
 from swarm.stage.attention import shared_slots, sharing
 from swarm.stage.attention.arena import KvArena
@@ -332,6 +333,60 @@ def test_where_nothing_can_be_mapped_prefixes_are_copied(limit: str, monkeypatch
     assert torch.equal(read(arena, 1, 800), read(arena, 0, 800))
     assert arena.used == round_up(900) + 2 * 800
     assert arena.can_share is (limit == "ranges")  # after a refusal, the next plan counts every sequence in full
+
+
+@pytest.mark.parametrize("limit", ["files", "mappings", "ranges"])
+def test_what_the_plan_counts_as_shared_is_never_copied(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy would take memory that the broker does not count. The next plan counts every sequence in full."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    arena = KvArena(CPU)
+    arena.start_sharing(UNIT * 2)
+    arena.open(0, LIMIT)
+    write(arena, 0, 0, 900, seed=1)
+    before = read(arena, 0, 900)
+    if limit == "ranges":
+        monkeypatch.setattr(shared_slots, "max_ranges", lambda: 1)
+    else:
+        monkeypatch.setattr(*((os, "memfd_create") if limit == "files" else (sharing, "map_pages")), refuse)
+    for sequence in (1, 2):
+        with pytest.raises(KvFull, match=f"sequence {sequence} can't share the first 768 positions of 0"):
+            arena.fork(sequence, 0, 800, LIMIT)
+    assert (len(arena), arena.used, arena.can_share) == (1, round_up(900), False)
+    arena.fork(3, 0, 255, LIMIT)  # the plan counts nothing of it as shared
+    arena.start_sharing(0)
+    arena.fork(1, 0, 800, LIMIT)
+    assert arena.used == round_up(900) + 256 + 800
+    assert torch.equal(read(arena, 0, 900), before)
+    assert torch.equal(read(arena, 1, 800), read(arena, 0, 800))
+
+
+def test_pages_that_could_not_all_be_mapped_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The source has its keys and values in pages of its own again."""
+    arena = KvArena(CPU)
+    arena.open(0, LIMIT)
+    write(arena, 0, 0, 900, seed=1)
+    before, file, num_calls = read(arena, 0, 900), sharing.PageFile(), 0
+    monkeypatch.setattr(shared_slots.SharedSlots, "_open_file", lambda _: file)
+    map_pages = sharing.map_pages
+
+    def fail_once(*args: int) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 5:
+            raise OSError(12, "Cannot allocate memory")
+        map_pages(*args)
+
+    monkeypatch.setattr(sharing, "map_pages", fail_once)
+    arena.fork(1, 0, 800, LIMIT)
+    assert num_calls > 5
+    assert os.fstat(file._file).st_blocks == 0
+    assert torch.equal(read(arena, 0, 900), before)
+    assert torch.equal(read(arena, 1, 800), read(arena, 0, 800))
+    assert not arena._sequences[0].mappings.runs
+    monkeypatch.undo()  # it holds the file
 
 
 def test_a_process_that_is_forked_writes_for_itself_only() -> None:

@@ -92,7 +92,7 @@ MUTANTS = (
         name="departures-forecast-one-by-one",
         breaks="The forecast of what several sequences free together overlooks chunks that only they hold.",
         target="swarm.wire.shared_positions:Departures.add",
-        old="num_kept += self.shared.unit if run.holders[chunk] > self._gone[key] else 0",
+        old="num_kept += self.shared.unit if run.holders[chunk] > self._num_gone(run, chunk) else 0",
         new="num_kept += self.shared.unit if run.holders[chunk] > 1 else 0",
         caught_by="tests/unit/wire/test_shared_positions.py",
     ),

@@ -115,8 +115,9 @@ class PrefixCache:
     def evictable_blocks(self, departures: Departures) -> int:
         """Return the number of KV blocks that eviction of all unpinned retired sequences would free, in addition to the
         ``departures`` so far, to which they are added."""
-        evictable = (retired for retired in self.retired.values() if retired.sequence not in self._pins)
-        return sum(each.num_blocks - departures.add(each.sequence) // BLOCK for each in evictable)
+        pinned = [self.retired[sequence] for sequence in self._pins if sequence in self.retired]
+        num_kept = departures.add_retired(retired.sequence for retired in pinned)
+        return self.num_blocks - sum(retired.num_blocks for retired in pinned) - num_kept // BLOCK
 
     @property
     def num_evictable(self) -> int:
@@ -163,8 +164,7 @@ class PrefixCache:
 
     def exclusive_blocks(self, shared: SharedPositions) -> int:
         """Return the number of blocks that only retired sequences hold."""
-        departures = Departures(shared)
-        return self.num_blocks - sum(map(departures.add, self.retired)) // BLOCK
+        return self.num_blocks - shared.retired_kept // BLOCK
 
     def _max_blocks(self, all_blocks: int) -> int:
         return int(all_blocks * self.rules.share)

@@ -352,6 +352,7 @@ class State:
             self.shared.release(sequence.id)
             self.to_release.append(sequence.id)
             return
+        self.shared.retire(sequence.id)
         self.evict(self.prefix.excess_blocks(self.plans.kv_blocks, self.shared), 0)
         if sequence.id in self.prefix.retired:
             self.to_retire.append(SequencePosition(sequence.id, retired.num_blocks * BLOCK))

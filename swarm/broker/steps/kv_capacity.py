@@ -5,7 +5,8 @@ so sequences that may become long run side by side as long as they are short. Wh
 reservation and not by writing, a sequence is admitted with blocks for its maximum length.
 
 Where the stages can share memory, the blocks of a common prefix count once (``state.shared``): a sequence that starts
-from it needs blocks for the rest only, and gives back only what no other sequence holds.
+from it needs blocks for the rest only, and gives back only what no other sequence holds. When the stages can't map any
+more, it starts from a copy and needs all of its blocks.
 
 When no blocks are free, retired sequences are evicted first. Then the sequence with the lowest rank is preempted, the
 youngest of the lowest class: it releases all blocks, waits, and is computed again later. It loses no token.
@@ -86,17 +87,19 @@ class KvAllocator:
         evicting it."""
         state = self.state
         prefix = state.prefix.find(sequence.tokens)
-        if prefix is None or not self._can_map(*prefix):
+        if prefix is None:
             return False
         source, position = prefix
-        own_blocks = blocks - state.shared.fork_stop(source, position) // BLOCK
+        may_share = self._can_map(source, position)  # otherwise the stages copy, and all of its blocks are its own
+        own_blocks = blocks - state.shared.fork_stop(source, position) // BLOCK if may_share else blocks
         state.prefix.pin(source)
         if self._choose_victims(sequence, own_blocks, own_class=False) != []:
             state.prefix.unpin(source)
             return False
         self._evict(own_blocks)
         sequence.admit(prefix)
-        state.shared.fork(sequence.id, source, position)
+        if may_share:
+            state.shared.fork(sequence.id, source, position)
         state.prefix.index.count_use(source)
         state.count("prefix_hits")
         state.count("prefix_positions", sequence.kv)

@@ -356,9 +356,12 @@ def _build(state: State, chosen: list[tuple[Sequence, int]], unopened: list[Sequ
     tokens: list[int] = []
     opens: list[Open] = []
     truncates: list[SequencePosition] = []
+    unshared: list[int] = []
     for sequence, count in (*((sequence, 0) for sequence in unopened), *chosen):
         if not sequence.is_open_in_stages:
             opens.append(build_open(sequence))
+            if state.shared.unit and sequence.fork_of is not None and not state.shared.stop(sequence.id):
+                unshared.append(sequence.id)
             state.release_fork(sequence)  # a release of the copied sequence can only follow this step now
         if sequence.truncate:
             truncates.append(SequencePosition(sequence.id, sequence.kv))
@@ -378,6 +381,7 @@ def _build(state: State, chosen: list[tuple[Sequence, int]], unopened: list[Sequ
         open=tuple(opens),
         truncate=tuple(truncates),
         alone=not state.in_flight,
+        unshared=tuple(unshared),
     )
     state.record_dispatch(len(tokens), tuple((s, s.scheduled) for s, _ in chosen), now)
     return step

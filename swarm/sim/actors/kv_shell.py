@@ -97,7 +97,7 @@ class SimKvShell:
     def _send(self, action: SendKvParts) -> None:
         """Read parts and send them, and report how long that took."""
         took_s = self._chance.uniform(*READ_S)
-        num_bytes = sum(map(self._read_and_send, action.parts)) if all(map(self._can_read, action.parts)) else 0
+        num_bytes = sum(map(self._read_and_send, filter(self._can_read, action.parts)))
         taken = KvPartsTaken(action.to.to, num_bytes, took_s)
         self._world.schedule(took_s, lambda: self._node.post(taken))
 

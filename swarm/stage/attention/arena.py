@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from swarm.errors import IllegalMove
+from swarm.errors import IllegalMove, KvFull
 from swarm.stage.attention.grid import CELL, round_up
 from swarm.stage.attention.layouts import choose_layouts
 from swarm.stage.attention.racks import KvShape, LayerBuffer, Rack, Region, new_buffer
@@ -108,12 +108,16 @@ class KvArena:
         return self._racks[-1]
 
     def fork(self, sequence: int, source: int, position: int, limit: int, *, may_share: bool = True) -> None:
-        """Open a sequence with the first ``position`` positions of another one: copied, or shared if they are many."""
+        """Open a sequence with the first ``position`` positions of another one: copied, or shared if they are many.
+
+        Raises ``KvFull`` if the broker counts positions as shared that can't be. Then the sequence is not open.
+        """
         if source not in self._sequences or position > self._sequences[source].limit:
             raise IllegalMove(f"sequence {sequence} can't begin as {source}: that is not held up to {position}")
         self.open(sequence, limit)
         held, old = self._sequences[sequence], self._sequences[source]
         self._mark_used(held, position)
+        counted = self._shared.counted_stop(source, position) if may_share else 0
         layers = old.layers - old.copies.keys()
         regions = {layer: self._existing_region(source, layer) for layer in sorted(layers)}
         mine = {layer: self.ensure_region(sequence, layer, *region.read(0, 0)) for layer, region in regions.items()}
@@ -121,6 +125,12 @@ class KvArena:
         if may_share and self.can_share:
             start = self._shared.fork(
                 sequence, source, position, mine=held.mappings, other=old.mappings, layers=held.layers
+            )
+        if start < counted:
+            self.release(sequence)
+            self.refuse_sharing()
+            raise KvFull(
+                f"sequence {sequence} can't share the first {counted} positions of {source}, as the plan counts"
             )
         for layer, region in regions.items():
             mine[layer].copy_from(region, position, start=start)
@@ -131,6 +141,10 @@ class KvArena:
     def can_share(self) -> bool:
         """Whether sequences can share pages."""
         return self._num_slots > 1 and not self._shared.is_refused and can_share()
+
+    def refuse_sharing(self) -> None:
+        """Share nothing more. The next plan counts every sequence in full."""
+        self._shared.is_refused = True
 
     def start_sharing(self, unit: int) -> None:
         """Count all sequences in full, and share by this unit from now on; 0: as suits the layers."""

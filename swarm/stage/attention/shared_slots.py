@@ -43,13 +43,14 @@ class SlotMappings:
         positions move there."""
         buffers = {layer: source.rack.buffers[layer] for layer in layers}
         for number, (start, stop) in enumerate(runs):
-            if number == len(source.runs):
-                source.runs.append((SharedPages.reserve(file, start, unit, buffers), start))
-            pages, end = source.runs[number]
+            if number < len(source.runs):
+                pages, end = source.runs[number]
+            else:
+                pages, end = SharedPages.reserve(file, start, unit, buffers), start
             if end < stop:
                 source.is_mapped = True
                 pages.extend(buffers, source.slot, stop)
-                source.runs[number] = pages, stop
+                source.runs[number : number + 1] = [(pages, stop)]
             self.is_mapped = True
             pages.map(self.rack.buffers, self.slot, stop)
             self.runs.append((pages, stop))
@@ -73,6 +74,9 @@ class SharedSlots:
 
     def __init__(self) -> None:
         self.positions = SharedPositions()  # 0 as its unit: as the first fork needs it
+        self.is_counted = (
+            False  # the broker counts positions as shared: a copy would take memory that it does not count
+        )
         self.is_refused = False  # the system refused to map pages: nothing more is shared, and the next plan counts so
         self._file: ref[PageFile] | None = None  # it lives while pages of it are mapped
 
@@ -82,11 +86,16 @@ class SharedSlots:
         Mapped pages stay, as far as their ranges leave room for as many new ones.
         """
         self.positions.clear(unit)
+        self.is_counted = unit > 0
         mapped = sorted((each for each in slots if each.runs), key=lambda each: each.num_ranges)
         num_ranges = sum(each.num_ranges for each in mapped)
         while num_ranges > max_ranges():
             num_ranges -= mapped[-1].num_ranges
             mapped.pop().copy_out()
+
+    def counted_stop(self, source: int, position: int) -> int:
+        """Return how many of the source's first positions the broker counts as shared with a fork."""
+        return self.positions.fork_stop(source, position) if self.is_counted else 0
 
     def fork(
         self, sequence: int, source: int, position: int, *, mine: SlotMappings, other: SlotMappings, layers: set[int]
@@ -107,7 +116,7 @@ class SharedSlots:
             stop = self.positions.fork(sequence, source, position)
             runs = [(run.start, end) for run, end in self.positions.runs(sequence)]
             mine.map_fork(other, runs, layers, self.positions.unit, self._open_file())
-        except OSError as error:  # no file or no mapping is to be had: copying always works
+        except OSError as error:  # no file or no mapping is to be had
             log.warning("kv_not_shared", error=str(error))
             self.is_refused = True
             self.stop(sequence, mine)

@@ -103,10 +103,18 @@ class SharedPages:
 
     def extend(self, buffers: Mapping[int, LayerBuffer], slot: int, stop: int) -> None:
         """Move a slot's positions from the run's end to ``stop`` into the file, and map them over the slot. No more
-        than a layer's keys or values are in memory twice."""
-        for address, num_bytes, offset in self._ranges(buffers, slot, self.stop, stop):
-            self.file.write(address, num_bytes, offset)
-            self.file.map(address, num_bytes, offset)
+        than a layer's keys or values are in memory twice. After an OSError, the positions are where they were."""
+        moved: list[tuple[int, int, int]] = []
+        try:
+            for place in self._ranges(buffers, slot, self.stop, stop):
+                moved.append(place)
+                self.file.write(*place)
+                self.file.map(*place)
+        except OSError:
+            for address, num_bytes, offset in moved:
+                _copy_out(address, num_bytes)
+                self.file.free(offset, num_bytes)
+            raise
         self.num_slots.extend([1] * ((stop - self.stop) // self.unit))
 
     def map(self, buffers: Mapping[int, LayerBuffer], slot: int, stop: int) -> None:
@@ -119,9 +127,7 @@ class SharedPages:
     def copy_out(self, buffers: Mapping[int, LayerBuffer], slot: int, stop: int) -> None:
         """Give a slot pages of its own for the positions before ``stop``."""
         for address, num_bytes, _ in self._ranges(buffers, slot, self.start, stop):
-            content = ctypes.string_at(address, num_bytes)
-            map_pages(address, num_bytes)
-            ctypes.memmove(address, content, num_bytes)
+            _copy_out(address, num_bytes)
         self.leave(stop)
 
     def leave(self, stop: int) -> None:
@@ -152,6 +158,13 @@ class SharedPages:
                 for head, address in enumerate(part.addresses):
                     offset = place.offset + head * place.stride + (start - self.start) * place.position_bytes
                     yield address, part.num_bytes, offset
+
+
+def _copy_out(address: int, num_bytes: int) -> None:
+    """Replace the pages at an address by new ones with the same content."""
+    content = ctypes.string_at(address, num_bytes)
+    map_pages(address, num_bytes)
+    ctypes.memmove(address, content, num_bytes)
 
 
 @cache

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import torch
 
-from swarm.errors import IllegalMove, ModelError
+from swarm.errors import IllegalMove, KvFull, ModelError
 from swarm.log import get_logger
 from swarm.stage import native
 from swarm.stage.attention.arena import KvArena
@@ -319,8 +319,8 @@ class TorchExecutor:
     def truncate(self, sequence: int, position: int) -> None:
         self._arena.truncate(sequence, position)
 
-    def fork(self, sequence: int, source: int, position: int, limit: int) -> None:
-        self._arena.fork(sequence, source, position, limit)
+    def fork(self, sequence: int, source: int, position: int, limit: int, *, may_share: bool = True) -> None:
+        self._arena.fork(sequence, source, position, limit, may_share=may_share)
 
     def shrink(self, sequence: int, limit: int) -> None:
         self._arena.shrink(sequence, limit)
@@ -379,7 +379,8 @@ class TorchExecutor:
         for row in batch.rows:
             self._arena.mark_used(row)
         if self._arena.used > self.kv_capacity():
-            raise IllegalMove(f"{self._arena.used} positions are in use, the capacity is {self.kv_capacity()}")
+            self._arena.refuse_sharing()
+            raise KvFull(f"{self._arena.used} positions are in use, the capacity is {self.kv_capacity()}")
         threads = self.threads_alone if batch.alone else self.threads
         try:
             result = run_batch(

@@ -22,7 +22,7 @@ import msgspec
 
 from swarm import failpoints
 from swarm.clock import Clock
-from swarm.errors import DeviceError, SwarmError, WireError, report_thread_errors
+from swarm.errors import DeviceError, KvFull, SwarmError, WireError, report_thread_errors
 from swarm.log import bind, get_logger
 from swarm.stage import actions as act
 from swarm.stage.core import StageCore
@@ -34,6 +34,7 @@ from swarm.stage.events import (
     Event,
     Idle,
     KvArrived,
+    KvOverfull,
     OrderArrived,
     RecheckComputed,
     RecheckFailed,
@@ -109,6 +110,7 @@ class ComputeThread:
         self._wake = WakeupFd()  # wakes the thread when an event is posted
         self._inbox: queue.Queue[Event] = queue.Queue(INBOX_SIZE)
         self._events: deque[Event] = deque()  # events to handle next, before the inbox
+        self._overfull: KvOverfull | None = None  # the event's sequences, or its step, that found no memory
         self._outbox: deque[Step | StepDone] = deque()  # messages that the next stage has not accepted yet
         self._outbox_tensors: deque[NDArray[np.float32] | None] = deque()  # tensors of the messages in ``_outbox``
         self._next: PushChannel | None = None  # connection to the next stage
@@ -298,6 +300,9 @@ class ComputeThread:
             _hit_order_failpoint("order", event)
             for action in self._core.handle(event, self._clock.now()):
                 self._perform(action)
+            if self._overfull is not None:
+                self._events.appendleft(self._overfull)
+                self._overfull = None
             _hit_order_failpoint("handled", event)
             self._take_inbox()
 
@@ -333,7 +338,7 @@ class ComputeThread:
                 | act.ReleaseSequence()
                 | act.DropKv()
             ):
-                act.apply_to_executor(self._executor, action)
+                self._apply_to_executor(action)
             case act.AllowSenders(keys, relay):
                 self._listener.set_allowed(keys, self._connector.resolve(relay))
             case act.UseLayers(layers, kept, share_unit):
@@ -359,6 +364,14 @@ class ComputeThread:
             case _:
                 self.on_control_action(action)
 
+    def _apply_to_executor(self, action: act.SequenceAction) -> None:
+        try:
+            act.apply_to_executor(self._executor, action)
+        except KvFull as error:
+            assert isinstance(action, act.ForkSequence)
+            unopened = () if self._overfull is None else self._overfull.unopened
+            self._overfull = KvOverfull(str(error), (*unopened, action.sequence))
+
     def _change_connection(self, action: act.OpenEdge | act.DisconnectKey) -> None:
         if isinstance(action, act.OpenEdge):
             self._close_connection()
@@ -380,7 +393,12 @@ class ComputeThread:
                 self._loader.stop_standby()
 
     def _compute(self, action: act.Compute) -> None:
-        """Run a batch through the layers. Any error of the device becomes a ComputeFailed event."""
+        """Run a batch through the layers. Any error of the device becomes a ComputeFailed event.
+
+        Nothing is computed if a sequence of the same step could not be opened.
+        """
+        if self._overfull is not None:
+            return
         self._vitals.set_condition("computing")
         if self._logs_steps:
             rows = len(action.batch.rows)
@@ -396,6 +414,8 @@ class ComputeThread:
                 forwarded = _hit_failpoints_after(action, forwarded)
         except FenceRaised:
             self._events.appendleft(ComputeFenced(action.epoch, action.step))
+        except KvFull as error:
+            self._overfull = KvOverfull(str(error))
         except DEVICE_ERRORS as error:
             log.exception("compute_failed", epoch=action.epoch, step=action.step, cause=action.cause)
             reason = f"{type(error).__name__}: {error}"

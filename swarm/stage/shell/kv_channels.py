@@ -96,21 +96,22 @@ class KvChannels:
             self._targets.pop(name).channel.close(_LINGER_S)
 
     def send(self, action: act.SendKvParts) -> int:
-        """Read and send positions. Return their bytes, or 0 if the target or a sequence is gone, or still blocked."""
+        """Read and send positions. Return their bytes; 0 if the target is gone or still blocked, or none can be read.
+
+        A part that can't be read is left out. Its copy falls behind, so the broker orders the sequence again.
+        """
         target = self._targets.get(action.to.to)
         if target is None or target.unsent:
             return 0
         num_bytes = 0
-        try:
-            for part in action.parts:
-                for message, data in self._read(part):
-                    num_bytes += len(data)
-                    target.unsent.append(DATA.encode(message, data))
-        except MOVE_ERRORS as error:
-            sequences = [part.sequence for part in action.parts]
-            log.warning("kv_part_unreadable", sequences=sequences, reason=str(error))
-            target.unsent.clear()
-            return 0
+        for part in action.parts:
+            try:
+                messages = [(len(data), DATA.encode(message, data)) for message, data in self._read(part)]
+            except MOVE_ERRORS as error:
+                log.warning("kv_part_unreadable", sequence=part.sequence, reason=str(error))
+                continue
+            num_bytes += sum(size for size, _ in messages)
+            target.unsent.extend(frames for _, frames in messages)
         target.flush()
         return num_bytes
 

@@ -799,6 +799,16 @@ def test_an_activation_that_comes_again_is_told_again(stage: StageBench) -> None
     assert again == [act.SendToBroker(first)]
 
 
+@pytest.mark.parametrize("unshared", [(), (2,)])
+def test_the_broker_decides_whether_a_fork_shares(stage: StageBench, unshared: tuple[int, ...]) -> None:
+    stage.executor.shared.clear(2)
+    stage.run(step_of(1, Row(1, 0, 3, True), open=(opened(1),)))
+    fork = msgspec.structs.replace(opened(2, (1, 2, 4)), source=1, shared=2)
+    actions = stage.step(step_of(2, Row(2, 2, 1, True), open=(fork,), unshared=unshared))
+    assert act.ForkSequence(2, 1, 2, 64, not unshared) in actions
+    assert stage.executor.shared.saved == (0 if unshared else 2)
+
+
 def test_hello_is_said_again_until_it_is_answered(make_stage: MakeStage) -> None:
     """It may have been lost on its way, or the welcome. Once welcome, never without being asked."""
     stage = make_stage()

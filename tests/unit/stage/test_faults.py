@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from swarm.stage import actions as act
-from swarm.stage.events import BrokerConnected, DeviceTested, StageTick, StandbyLoaded
+from swarm.stage.events import BrokerConnected, DeviceTested, KvOverfull, StageTick, StandbyLoaded
 from swarm.stage.executor import Batch, SampleJob, is_out_of_memory
 from swarm.stage.faults import MAX_FAILED_TESTS, TEST_RETRY_S
 from swarm.stage.membership import HELLO_RETRY_S
@@ -62,6 +62,18 @@ def test_of_a_replay_only_the_layers_that_were_computed(stage: StageBench) -> No
     (trouble,) = told(stage.fail(BOOM), DataPathError)
     assert isinstance(trouble, DataPathError)
     assert trouble.failed == StepFailure(LayerRange(1, 3), (SequencePosition(1, 2),), is_memory=False)
+
+
+def test_sequences_that_found_no_memory_are_dropped_and_no_step_is_to_blame(stage: StageBench) -> None:
+    """The broker counts less than the stage holds: the next plan counts anew, and computes the sequence again."""
+    begin(stage)
+    actions = stage.feed(KvOverfull("no mapping", (2,)))
+    (trouble,) = told(actions, DataPathError)
+    assert isinstance(trouble, DataPathError)
+    assert (trouble.epoch, trouble.kv_overfull, trouble.failed, trouble.reason) == (1, True, None, "no mapping")
+    assert list(stage.core.sequences) == [1]
+    assert act.ReleaseSequence(2) in actions
+    assert not stage.core.faults.is_in_doubt
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ class Reference:
 
 MOVES = st.lists(
     st.tuples(
-        st.sampled_from(["open", "fork", "fork", "fork", "release"]),
+        st.sampled_from(["open", "fork", "fork", "fork", "retire", "release"]),
         st.integers(0, 5),
         st.integers(0, 5),
         st.integers(1, 640),
@@ -56,8 +56,9 @@ def test_positions_are_counted_as_a_list_of_all_of_them_has_it(
     moves: list[tuple[str, int, int, int]],
 ) -> None:
     account, reference = SharedPositions(UNIT), Reference()
+    retired: set[int] = set()
     for number, (move, name, other, position) in enumerate(moves):
-        sequence = 10 * number + 6 if move != "release" else -1
+        sequence = 10 * number + 6
         sources = sorted(reference.held)
         source = sources[other % len(sources)] if sources else None
         if move == "open":
@@ -69,7 +70,11 @@ def test_positions_are_counted_as_a_list_of_all_of_them_has_it(
             assert account.fork_stop(source, stop) == account.fork(sequence, source, stop)
             assert account.stop(sequence) == reference.shared[sequence]
             assert account.num_mappings == expected
+        elif move == "retire" and source is not None and source not in retired:
+            account.retire(source)
+            retired.add(source)
         elif move == "release" and source is not None:
+            retired.discard(source)
             before = reference.count()
             length = len(reference.held.pop(source))
             forecast = Departures(account).add(source)
@@ -78,9 +83,21 @@ def test_positions_are_counted_as_a_list_of_all_of_them_has_it(
         assert lengths - account.saved == reference.count()
         _check_runs(account, reference)
         assert _total_after_departures(account, reference) == 0
+        assert account.retired_kept == sum(map(Departures(account).add, retired))
+        _check_forecast(account, retired, list(reference.held), number)
     for sequence in list(reference.held):
         account.release(sequence)
-    assert (account.saved, account.num_mappings) == (0, 0)
+    assert (account.saved, account.num_mappings, account.retired_kept) == (0, 0, 0)
+
+
+def _check_forecast(account: SharedPositions, retired: set[int], held: list[int], number: int) -> None:
+    """The retired ones depart, but for some; then others, one by one: as if each had been added by itself."""
+    staying = {sequence for place, sequence in enumerate(sorted(retired)) if (place + number) % 3 == 0}
+    departures, walked = Departures(account), Departures(account)
+    assert departures.add_retired(staying) == sum(map(walked.add, retired - staying))
+    for sequence in held:
+        if sequence not in retired or sequence in staying:
+            assert departures.add(sequence) == walked.add(sequence)
 
 
 def _check_runs(account: SharedPositions, reference: Reference) -> None:

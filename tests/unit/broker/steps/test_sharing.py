@@ -6,7 +6,7 @@ import pytest
 
 from swarm.broker.state import SequenceState
 from swarm.broker.state.plans import PlanState
-from swarm.wire.messages import BLOCK, Activate, Cancel
+from swarm.wire.messages import BLOCK, Activate, Cancel, DataPathError
 from tests.unit.broker.bench import Bench, FakeWorker, orders, scheduling, submit
 
 UNIT = 2 * BLOCK
@@ -45,7 +45,7 @@ def test_continuations_of_a_prompt_take_its_blocks_once(make_bench) -> None:
 
 @pytest.mark.parametrize("fields", [{"share_unit": 0}, {"share_mappings": 3}])
 def test_stages_that_cannot_share_count_each_sequence(make_bench, fields: dict[str, int]) -> None:
-    """Because they can't at all, or not that many sequences: these compute their prompts themselves."""
+    """Because they can't at all, or not that many sequences."""
     bench = _serve(make_bench, 3 * COPY, **fields)
     _many(bench, 8)
     most = 0
@@ -54,6 +54,23 @@ def test_stages_that_cannot_share_count_each_sequence(make_bench, fields: dict[s
         most = max(most, _running(bench))
     assert most == 3
     assert bench.state.shared.saved == 0
+
+
+def test_sequences_that_cannot_be_mapped_start_from_a_copy(make_bench) -> None:
+    """As without sharing; they take all of their blocks, and the stages are ordered not to share."""
+    bench = _serve(make_bench, 8 * COPY, share_mappings=11)
+    _many(bench, 8)
+    bench.finish()
+    assert _running(bench) == 8
+    assert bench.state.counters["prefix_hits"] == 7
+    (step,) = bench.pipe
+    shared = [s for s in bench.state.sequences if bench.state.shared.stop(s)]
+    assert len(shared) > 1
+    assert bench.state.shared.num_mappings <= 11
+    assert sorted((*shared, *step.unshared)) == list(range(1, 9))
+    assert bench.state.reserved_blocks == 10 + len(shared) * 2 + (8 - len(shared)) * COPY
+    bench.run_dry()
+    assert all(s.reason == "length" for s in bench.state.sequences.values())
 
 
 @pytest.mark.parametrize(
@@ -194,3 +211,28 @@ def test_a_plan_with_room_for_all_keeps_all(make_bench) -> None:
         bench.tick()
     assert _running(bench) == 8
     assert bench.state.shared.saved == 0
+
+
+def _overfull(bench: Bench, name: str) -> DataPathError:
+    return DataPathError(
+        epoch=bench.epoch, incarnation=bench.workers[name].incarnation, reason="no mapping", kv_overfull=True
+    )
+
+
+def test_a_stage_that_cannot_share_any_more_makes_a_plan_without_sharing(make_bench) -> None:
+    """The sequences that fit in full stay; nobody is to blame, and nothing is lost."""
+    bench = _serve(make_bench, 3 * COPY)
+    _many(bench, 8)
+    bench.finish()
+    assert (_running(bench), bench.state.shared.unit) == (8, UNIT)
+    bench.workers["w1"].share_unit = 0
+    bench.tell("w1", _overfull(bench, "w1"))
+    while not bench.state.plans.is_serving:
+        bench.tick()
+    assert (bench.epoch, bench.state.shared.unit) == (2, 0)
+    assert _running(bench) == 3
+    assert bench.state.reserved_blocks <= 3 * COPY
+    assert set(bench.workers) == {w.name for w in bench.state.workers.values() if not w.is_gone}
+    assert bench.state.counters.get("sequences_at_deaths", 0) == 0
+    bench.run_dry()
+    assert all(s.reason == "length" for s in bench.state.sequences.values())
