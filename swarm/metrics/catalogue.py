@@ -203,6 +203,11 @@ STEPS = (
         "stats.scheduler.kv_used",
     ),
     _gauge("kv_cached_positions", "Positions kept for prompts with a common beginning", "stats.scheduler.kv_cached"),
+    _gauge(
+        "kv_shared_positions",
+        "Positions that do not count because another sequence shares their memory",
+        "stats.scheduler.kv_shared",
+    ),
     _gauge("kv_capacity_positions", "Positions that fit into the plan's stages", "stats.scheduler.kv_capacity"),
 )
 

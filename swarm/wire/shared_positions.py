@@ -1,9 +1,8 @@
-"""Account of the positions that several sequences share. The broker and every stage keep it, and must agree.
+"""Account of the positions that several sequences share. The broker and every stage keep one, with equal numbers.
 
-A sequence that starts from another one's first positions shares them in whole *chunks*. A chunk counts once, as long as
-a sequence holds it, whichever sequences begin and end in between. The number of positions that a fork shares depends
-only on the source's own origin, never on other forks, since stages open sequences in another order than the broker
-admits them.
+A sequence that starts from another one's first positions shares them in whole *chunks*. A chunk counts once, from its
+first holder's start to its last holder's end. The number of positions that a fork shares depends only on the source's
+own origin, never on other forks, since stages open sequences in another order than the broker admits them.
 
 The chunks that a sequence was the first to compute form its *run*. A sequence holds its own run, and the beginnings of
 the runs that it inherited. Each run is one mapping in a stage, so their number is limited per sequence (``MAX_RUNS``);

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from swarm.broker.planner.problem import ModelSizes
-from swarm.errors import DeviceError, IllegalMove, ModelError
+from swarm.errors import DeviceError, IllegalMove, KvFull, ModelError
 from swarm.params import SamplingParams
 from swarm.stage.attention.grid import GRID
 from swarm.stage.engine import dry_runs, forward, measure
@@ -308,7 +308,7 @@ def test_no_more_is_written_than_there_is_room_for(llama: Path, monkeypatch: pyt
         each.open(2, 64)
         step(each, 0, 32, 1)
     step(executor, 0, 32, 2)
-    with pytest.raises(IllegalMove, match="96 positions are in use, the capacity is 64"):
+    with pytest.raises(KvFull, match="96 positions are in use, the capacity is 64"):
         step(executor, 32, 1, 2)
     executor.release(2)
     assert np.array_equal(step(executor, 32, 5, 1).hidden, step(reference, 32, 5, 1).hidden)

@@ -67,7 +67,7 @@ MUTANTS = (
     Mutant(
         name="rest-of-a-message-sent-twice",
         breaks="After a partial send, the whole message is sent again.",
-        target="swarm.wire.push:PushChannel.send",
+        target="swarm.wire.push:PushChannel.send_all",
         old="self._unsent.append(_Unsent(parts, sent=sent))",
         new="self._unsent.append(_Unsent(parts))",
         caught_by="tests/integration/test_push.py::test_all_of_many_messages_arrive_in_order",

@@ -176,8 +176,9 @@ class WorkerMembership:
             self.on_damaged_message(now)
         elif message.failed is not None:
             self._judge_step_failure(worker, message.failed, message.reason, now)
-        elif message.kv_overfull and self._state.shared.unit:  # without sharing, the worker itself counted wrong
-            self._reconfiguration.on_data_path_broken(now, blame=False, cause="a worker can't share prefixes any more")
+        elif message.kv_overfull:  # the next plan asks for the capacity, and whether prefixes can be shared, again
+            cause = "a worker can't hold what the plan counted"
+            self._reconfiguration.on_data_path_broken(now, blame=False, cause=cause)
         elif message.not_finite is None or not self._judge_not_finite(worker, message.not_finite, now):
             self._reconfiguration.on_data_path_broken(now, blame=True)
             self._end_quarantined(now)

@@ -79,7 +79,7 @@ class KvAllocator:
         unit = self.state.shared.unit
         most = (sequence.sampled - 1) // unit * unit if unit else 0
         if not most or self._choose_victims(sequence, blocks - most // BLOCK, own_class=False) != []:
-            return False  # whatever the prefix is: looking for it takes time
+            return False  # even the longest possible prefix would not help, and a search takes time
         return self._start_from_prefix(sequence, blocks)
 
     def _start_from_prefix(self, sequence: Sequence, blocks: int) -> bool:

@@ -219,6 +219,20 @@ def _overfull(bench: Bench, name: str) -> DataPathError:
     )
 
 
+def test_a_full_stage_blames_no_request(make_bench) -> None:
+    """Even if nothing is shared, and however often it happens."""
+    bench = _serve(make_bench, 3 * COPY, share_unit=0)
+    _many(bench, 1)
+    for epoch in range(1, 8):
+        assert bench.epoch == epoch
+        bench.tell("w1", _overfull(bench, "w1"))
+        while not bench.state.plans.is_serving:
+            bench.tick()
+    assert bench.state.counters.get("sequences_at_deaths", 0) == 0
+    bench.run_dry()
+    assert bench.sequence().reason == "length"
+
+
 def test_a_stage_that_cannot_share_any_more_makes_a_plan_without_sharing(make_bench) -> None:
     """The sequences that fit in full stay; nobody is to blame, and nothing is lost."""
     bench = _serve(make_bench, 3 * COPY)
