@@ -119,8 +119,9 @@ class WorkerSettings(Section):
         examples=["20GiB"],
         description="Bytes of disk for keys and values of long sequences, in kv in the user's cache directory "
         "($SWARM_CACHE), which the workers of a machine share. After a restart of everything, or for another request "
-        "that begins alike, they are read instead of computed. The files have what prompts say, and only their owner "
-        "may read them. The least recently used ones are removed; a twentieth of the disk stays free. Takes effect "
+        "that begins alike, they are read instead of computed. The files reveal prompts, and only their owner may "
+        "read them. They stay until others need the space, the least recently used ones first (with 0: until a worker "
+        "starts and they were not used for a day); a twentieth of the disk stays free. Takes effect "
         "when it is set on all workers of a plan. 0: none.",
     )
     spill_from: Annotated[int, Field(ge=256, le=1 << 20)] = Field(

@@ -4,7 +4,7 @@ The broker orders it (``RestoreKv``) and lets no step with the sequence begin me
 after chunk and verifies each; the core stores them and reports the position that all layers of this stage have reached.
 The broker cuts all stages to the least one with the sequence's next step, and that is where computing begins.
 
-A truncation, a release, a row, another plan and the time that the order gave end the restoration, whatever comes first.
+The first of these ends the restoration: a truncation, a release, a row, another plan, the end of the order's time.
 What the thread reads afterwards is dropped and counted.
 """
 

@@ -121,7 +121,8 @@ async def test_a_request_in_flight_goes_on(random_llama: Path, zygote: Zygote, t
             await swarm.until_written(client, 8 * CHUNKS)
         for path in swarm.files():
             path.unlink()
-        num, options = 0, {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True, "logprobs": 0}
+        # long enough that chunks are written meanwhile, and without a fourth one
+        num, options = 0, {"max_tokens": 120, "temperature": 0.0, "ignore_eos": True, "logprobs": 0}
         async with (
             AsyncClient(swarm.url, connect_timeout_s=60) as client,
             client.stream([99, *PROMPT[1:]], timeout=120, **options) as pieces,

@@ -119,8 +119,8 @@ MUTANTS = (
         name="files-for-everybody",
         breaks="Other users may read files that reveal prompts.",
         target="swarm.stage.shell.spill_files:SpillFiles.write",
-        old="os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)",
-        new="os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)",
+        old="descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)",
+        new="descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)",
         caught_by=f"{FILES}::test_files_are_private",
     ),
     Mutant(

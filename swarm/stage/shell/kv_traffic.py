@@ -68,8 +68,10 @@ class KvTraffic:
                 thread.start()
 
     def stop(self, grace_s: float) -> bool:
-        """End the threads. Returns False if one is still busy after the grace time."""
-        ended = [thread.stop(grace_s) for thread in (self._receiver, self._spill) if thread is not None]
+        """End the threads. Returns False if one is still busy after the grace time, which is for both together."""
+        until = self._clock.now() + grace_s
+        threads = [thread for thread in (self._receiver, self._spill) if thread is not None]
+        ended = [thread.stop(max(0.0, until - self._clock.now())) for thread in threads]
         return all(ended)
 
     def close_channels(self) -> None:

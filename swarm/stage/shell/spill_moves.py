@@ -20,11 +20,11 @@ from swarm.stage import actions as act
 from swarm.stage.actions import CHUNK
 from swarm.stage.events import ChunkLost, ChunkSpilled, SpilledRead, SpilledStored
 from swarm.stage.executor import Executor, KvData
-from swarm.stage.kv_sender import PART_S
 from swarm.stage.shell.kv_channels import MOVE_ERRORS
 from swarm.stage.shell.spill_thread import SpillThread
 from swarm.wire.messages import BLOCK, LayerRange, Manifest
 
+PART_S: Final = 0.001  # for which a step waits at most, apart from the last block, as for copies
 UNIT_BYTES: Final = 8 << 20  # of a chunk in some layers, at least one
 
 log = get_logger(__name__)

@@ -2,7 +2,8 @@
 
 The compute thread hands it chunks from the device's memory, at most ``MAX_CHUNKS`` at a time, and takes what was read,
 also at most ``MAX_CHUNKS``. So neither a slow nor a full disk holds up a step, and memory is bounded. Reading goes
-before writing: a request waits for it.
+before writing: a request waits for it. While one access to the disk takes longer than ``_HUNG_S``, as on a network disk
+without a connection, orders to read are answered at once, with nothing.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 MAX_CHUNKS: Final = 2  # that wait for the disk (of some layers), and that wait for the compute thread (of all)
 _AHEAD_BYTES: Final = 32 << 20  # a larger chunk is read only when none waits for the compute thread
 _FORMAT: Final = 2  # changes with the order of numbers in a file
+_HUNG_S: Final = 1.0  # a file takes milliseconds
 _TIDY_S: Final = 60.0  # between two looks at the whole folder
 _REST_S: Final = 10.0  # without writing, after the disk had no space or failed
 
@@ -90,6 +92,7 @@ class SpillThread:
         self._changed = threading.Condition()
         self._rests_until = 0.0
         self._tidy_at = -inf
+        self._disk_since = inf  # when the thread began its present access to the disk
         self._models: dict[str, str] = {}  # digest of the model by the text of the bits
         self._has_new_files = False  # of the chunk that is being written
         self._log_limiter = LogRateLimiter()
@@ -104,8 +107,12 @@ class SpillThread:
         with self._changed:
             self._is_stopping = True
             self._changed.notify()
-        self._thread.join(grace_s)
+        self._thread.join(0.0 if self._is_hung else grace_s)
         return not self._thread.is_alive()
+
+    @property
+    def _is_hung(self) -> bool:
+        return self._clock.now() - self._disk_since >= _HUNG_S
 
     # --- called by the compute thread --------------------------------------------------------------------------------
 
@@ -125,6 +132,12 @@ class SpillThread:
 
     def read(self, action: act.ReadSpilled) -> None:
         """Have chunks read."""
+        if self._is_hung:
+            self._warn("the disk does not answer")
+            with self._changed:
+                self._results.append(SpilledRead(action.ticket, action.sequence, (), is_last=True))
+            self._on_read()
+            return
         with self._changed:
             self._readings.append(_Reading(action))
             self._changed.notify()
@@ -174,10 +187,13 @@ class SpillThread:
     def tidy(self) -> None:
         """Read the folder, whose size other workers change, too, and remove what exceeds the limit."""
         self._tidy_at = self._clock.now() + _TIDY_S
+        self._disk_since = self._clock.now()
         try:
             self._files.tidy()
         except OSError as error:
             self._warn(error.strerror or str(error))
+        finally:
+            self._disk_since = inf
 
     def work(self) -> bool:
         """Read or write one chunk. Return whether there was one."""
@@ -208,7 +224,7 @@ class SpillThread:
     def _read_next(self, reading: _Reading) -> None:
         action, number = reading.action, reading.num_read
         begin = action.start // CHUNK * CHUNK + number * CHUNK
-        blocks = self._read_chunk(action, action.names[number], begin)
+        blocks = self._read_chunk(reading, action.names[number], begin)
         is_last = not blocks or number + 1 == len(action.names)
         result = SpilledRead(action.ticket, action.sequence, blocks, is_last)
         with self._changed:
@@ -221,17 +237,23 @@ class SpillThread:
             self._results.append(result)
         self._on_read()
 
-    def _read_chunk(self, action: act.ReadSpilled, name: str, begin_of_chunk: int) -> tuple[KvData, ...]:
+    def _read_chunk(self, reading: _Reading, name: str, begin_of_chunk: int) -> tuple[KvData, ...]:
         """Return a chunk's blocks from the action's start on; nothing if a layer is missing.
 
         If a layer is damaged, the others are read, too, so that all damaged ones are removed: a power cut tears several
         files, and each restart would find only one of them.
         """
+        action = reading.action
         num_damaged, dtypes, begin = self._files.num_damaged, set(), 0
         sizes = self._manifest.kv_bytes_per_token[action.layers.first : action.layers.stop]
         joined: NDArray[np.generic] | None = None  # by block, layer after layer
         for layer, size in zip(range(action.layers.first, action.layers.stop), sizes, strict=True):
+            with self._changed:
+                if reading not in self._readings:
+                    return ()  # stopped meanwhile
+            self._disk_since = self._clock.now()
             found = self._files.read(self._file(action.bits, name, begin_of_chunk, layer))
+            self._disk_since = inf
             if found is None and self._files.num_damaged == num_damaged:
                 return ()
             if self._files.num_damaged > num_damaged:
@@ -264,12 +286,17 @@ class SpillThread:
         action, dtype, num_files = chunk.action, chunk.blocks[0].dtype, self._files.num_written
         try:
             for layer, numbers in self._split(chunk):
-                if not self._files.write(self._file(action.bits, action.name, action.start, layer), dtype, numbers):
+                self._disk_since = self._clock.now()
+                is_there = self._files.write(self._file(action.bits, action.name, action.start, layer), dtype, numbers)
+                self._disk_since = inf
+                if not is_there:
                     self._rest("there is no space for it: worker.spill, or the disk's last twentieth")
                     return False
         except OSError as error:
             self._rest(error.strerror or str(error))
             return False
+        finally:
+            self._disk_since = inf
         self._has_new_files |= self._files.num_written > num_files
         if chunk.is_last:
             self.num_written += self._has_new_files

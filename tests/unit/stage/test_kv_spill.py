@@ -13,9 +13,10 @@ from structlog.testing import capture_logs
 from swarm.stage import actions as act
 from swarm.stage.actions import CHUNK
 from swarm.stage.events import ChunkSpilled, KvTurn, OrderArrived, SpilledRead, SpilledStored, StageTick
-from swarm.stage.kv_sender import PART_S
 from swarm.stage.kv_spill import chunk_names, extend_name
 from swarm.stage.shell import spill_moves, spill_thread
+from swarm.stage.shell.spill_files import ChunkFile, SpillFiles
+from swarm.stage.shell.spill_moves import PART_S
 from swarm.wire.messages import Fence, LayerRange, SequencePosition
 from tests.unit.stage.bench import StageBench, opened, step_of
 from tests.unit.stage.spill_bench import TOKENS, SpillBench
@@ -538,6 +539,39 @@ def test_a_large_chunk_is_read_only_when_none_waits(make_disk: MakeDisk, monkeyp
         while disk.disk.work():
             num += 1
         assert num == expected
+
+
+def test_a_disk_that_hangs_is_asked_nothing_more(make_disk: MakeDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Orders that come meanwhile are answered at once, and the end of the process need not wait."""
+    written(make_disk)
+    disk = make_disk()
+    for sequence in (5, 6):
+        disk.open(sequence)
+    whole, num_reads = SpillFiles.read, 0
+
+    def hang(own: SpillFiles, file: ChunkFile) -> Any:
+        nonlocal num_reads
+        num_reads += 1
+        if num_reads == 1:
+            disk.clock.advance(0.9)
+            disk.restore(6, ticket=8)
+            assert disk.take_all() == []
+            disk.clock.advance(0.2)
+            with capture_logs() as logs:
+                disk.restore(6, ticket=9)
+            assert [entry["reason"] for entry in logs] == ["the disk does not answer"]
+            disk.take_all()
+            assert [(report.ticket, report.position) for report in disk.reports] == [(9, 0)]
+            disk.disk.stop_reading(7)
+        return whole(own, file)
+
+    monkeypatch.setattr(SpillFiles, "read", hang)
+    disk.restore(5)
+    disk.disk.work()
+    assert num_reads == 1, "the order was ended meanwhile"
+    disk.restore(6, ticket=10)
+    disk.read_all()
+    assert [(report.ticket, report.position) for report in disk.reports] == [(9, 0), (10, 768)]
 
 
 def test_only_what_joins_in_all_layers_is_stored(make_disk: MakeDisk) -> None:

@@ -76,6 +76,26 @@ def traffic(hand: Hand) -> KvTraffic:
     return KvTraffic(every, every, every, clock)
 
 
+class Busy:
+    """A thread that never ends."""
+
+    def __init__(self, hand: Hand) -> None:
+        self.hand, self.grace_s = hand, -1.0
+
+    def stop(self, grace_s: float) -> bool:
+        self.grace_s = grace_s
+        self.hand.time += grace_s
+        return False
+
+
+def test_two_busy_threads_get_one_grace_time(hand: Hand) -> None:
+    receiver, spill = Busy(hand), Busy(hand)
+    every: Any = hand
+    parts: tuple[Any, Any] = receiver, spill
+    assert not KvTraffic(every, parts[0], every, every, parts[1]).stop(5.0)
+    assert (receiver.grace_s, spill.grace_s, hand.time) == (5.0, 0.0, 105.0)
+
+
 def test_nothing_is_asked_while_there_is_nothing_to_send(traffic: KvTraffic) -> None:
     traffic.notice()
     assert traffic.next_event(is_idle=True, may_send_at=inf) is None
