@@ -26,8 +26,8 @@ from swarm.wire.messages import BLOCK, KvRestored, LayerRange, Order, RestoreKv
 CHUNK = BLOCK  # positions of a chunk: prompts are short here
 SPILL_FROM = BLOCK + 1  # length from which sequences are written and read
 LOST_FILES, LOST_MESSAGES, FAILED_STORES = 0.05, 0.05, 0.05  # shares
-LATE_ANSWERS, WRONG_ANSWERS = 0.05, 0.03  # shares
-WRONG_BY = (-2 * CHUNK, -1, 1, CHUNK, 1 << 20)  # positions
+LATE_ANSWERS, WRONG_ANSWERS = 0.05, 0.05  # shares
+WRONG_BY = (-2 * CHUNK, -1, 1 << 20)  # positions; more than it has, within the order, would fail the next step
 DiskAction = SpillChunk | ReadSpilled | StoreSpilled | StopReadingSpilled
 SLOW = 0.05  # share of reads that take ``SLOW_S``
 TURN_S, WRITE_S, READ_S, SLOW_S = (0.01, 0.1), (0.0, 0.05), (0.0, 0.02), (0.5, 4.0)
