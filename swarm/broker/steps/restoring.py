@@ -37,6 +37,8 @@ def begin_restore(state: State, sequence: Sequence, now: float) -> None:
         state.restores.begin(sequence, now, now + wait_s(num_awaited, state.costs.prompt_tokens_per_s))
         sequence.start_restore()
         state.running.refresh(sequence)
+    else:
+        state.recoveries.record_restored(sequence.id, sequence.kv, sequence.kv)
 
 
 def wait_s(num_positions: int, tokens_per_s: float | None) -> float:
@@ -158,6 +160,7 @@ class Restorer:
         self.state.restores.end(item)
         position = min(position, sequence.sampled - 1)
         sequence.finish_restore(position)
+        self.state.recoveries.record_restored(sequence.id, item.start, position)
         self.state.running.refresh(sequence)
         if position > item.start:
             self.state.count("restored_sequences")

@@ -359,6 +359,40 @@ def test_another_plan_ends_it(make_bench: MakeBench) -> None:
     assert sequence.num_generated == 8
 
 
+def test_a_recovery_counts_what_was_read_as_read_and_ends_with_the_first_row(make_bench: MakeBench) -> None:
+    """All workers die. The step that only opens the sequence ends nothing."""
+    bench = serve(make_bench)
+    first, _ = opened(bench, "r")
+    for name in bench.workers:
+        answer(bench, name, first, 0)
+    bench.finish()
+    assert bench.sequence().kv == PROMPT
+    for name in list(bench.workers):
+        bench.lose(name)
+    own: dict[str, object] = {"manifest": MODEL, "bits": "the same", "spill_from": FROM, "kv_capacity": 1 << 14}
+    bench.join("w2", "w3", held={bench.sequence().id: 0}, **own)
+    bench.tick()
+    bench.tick()
+    bench.take()
+    history, num_layers = bench.state.recoveries, MODEL.num_layers
+    assert history.current is not None
+    assert history.current.layer_positions == PROMPT * num_layers
+    bench.finish()
+    assert history.current.resumed_first_at is None
+    for _, order in orders(bench.take(), RestoreKv):
+        assert isinstance(order, RestoreKv)
+        for name in bench.workers:
+            answer(bench, name, order, 768)
+        break
+    assert history.current is not None
+    bench.now += 0.5
+    bench.finish()
+    (found,) = history.past
+    assert (found.layer_positions, found.least_layer_positions) == ((PROMPT - 768) * num_layers,) * 2
+    assert found.restored_layer_positions == 768 * num_layers
+    assert found.resumed_first_at == bench.now
+
+
 def test_others_run_meanwhile(make_bench: MakeBench) -> None:
     bench = serve(make_bench)
     first, _ = opened(bench)
