@@ -12,7 +12,7 @@ from swarm.broker.actions import Action, Dispatch, SendToWorker
 from swarm.broker.state import State
 from swarm.sim.checks.audit import Violation
 from swarm.stage.actions import SpillChunk, StoreSpilled
-from swarm.wire.messages import Replay, RestoreKv, Step
+from swarm.wire.messages import Replay, RestoreKv, SequenceRange, Step
 
 if TYPE_CHECKING:
     from swarm.sim.views import SceneView
@@ -34,7 +34,7 @@ class SpillCheck:
             case Dispatch(step):
                 self._on_step(step, self._plan_bits(state))
             case SendToWorker(_, Replay() as order):
-                for part in (order, *order.more):
+                for part in (SequenceRange(order.sequence, order.start, order.stop), *order.more):
                     self._add(part.sequence, part.start, part.stop, self._plan_bits(state))
             case SendToWorker(_, RestoreKv() as order):
                 self._cut(order.sequence, order.start)
