@@ -61,7 +61,12 @@ class Restorer:
         assert plan is not None
         workers = [self.state.workers[stage.incarnation] for stage in plan.stages]
         running = {sequence.id: sequence.kv for sequence in self.state.running}
-        restores.start_plan(self._common_bits(plan, workers), max(w.hello.spill_from for w in workers), running)
+        bits = self._common_bits(plan, workers)
+        if not bits and (spilling := sorted(w.name for w in workers if w.hello.spill_from)):
+            without = sorted(w.name for w in workers if w.name not in spilling)
+            reason = "these have no space on disk" if without else "the stages compute other bits than each other"
+            self.out.note("disks_not_used", epoch=plan.epoch, reason=reason, workers=without)
+        restores.start_plan(bits, max(w.hello.spill_from for w in workers), running)
         if restores.num_positions:
             order = SpillKv(
                 epoch=plan.epoch,

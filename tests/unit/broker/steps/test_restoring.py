@@ -85,6 +85,8 @@ def test_otherwise_they_write_and_read_nothing(make_bench: MakeBench, second: di
     bench.tick()
     bench.tick()
     assert len(bench.state.plans.current.stages) == 2  # type: ignore[union-attr]
+    (reason,) = [a.fields["reason"] for a in bench.log if isinstance(a, WriteLog) and a.event == "disks_not_used"]
+    assert ("no space" in str(reason)) == ("spill_from" in second)
     assert spill_orders(bench) == []
     submitted(bench, num_prompt=PROMPT)
     assert bench.pipe[0].rows
