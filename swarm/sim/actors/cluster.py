@@ -88,7 +88,7 @@ class Cluster:
         self.totals: Counter[str] = Counter()  # counters of brokers that died
         self._num_started = 0
         self.blame_check = BlameCheck()
-        self.spill_check = SpillCheck(self)
+        self.spill_check = SpillCheck()
         self.kv_check = KvCheck(self, self.manifest.num_layers, schedule.machines.unlike)
         self.audit = Audit(self.manifest, log_bytes=schedule.log_bytes)
         self.verdict_check = VerdictCheck(self, self.blame_check.poisonous.keys())

@@ -88,6 +88,7 @@ class WorkerNode:
         self._machines = cluster.machines
         if name in self._machines.unlike:
             self.executor.bits = "other bits"
+        cluster.spill_check.record_worker(self.incarnation, self.executor.bits)
         self.device = SimDevice(cluster, self.executor, self._machines.slowness.get(name, 1.0))
         self.is_alive = True
         # frozen: stopped as by SIGSTOP; hung: only the compute thread has stopped

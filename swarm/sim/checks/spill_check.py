@@ -6,16 +6,11 @@ sequence through the steps that the broker sends, replays and files included, an
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from swarm.broker.actions import Action, Dispatch, SendToWorker
 from swarm.broker.state import State
 from swarm.sim.checks.audit import Violation
 from swarm.stage.actions import SpillChunk, StoreSpilled
 from swarm.wire.messages import Replay, RestoreKv, SequenceRange, Step
-
-if TYPE_CHECKING:
-    from swarm.sim.views import SceneView
 
 Part = tuple[int, int, frozenset[str]]  # first position, end, and the bits of the stages that computed them
 
@@ -23,10 +18,13 @@ Part = tuple[int, int, frozenset[str]]  # first position, end, and the bits of t
 class SpillCheck:
     """Bits with which each sequence's positions were computed."""
 
-    def __init__(self, scene: SceneView) -> None:
-        self._scene = scene
+    def __init__(self) -> None:
         self._parts: dict[int, list[Part]] = {}
         self._bits: dict[str, str] = {}  # of all workers, also of those that have died; by incarnation
+
+    def record_worker(self, incarnation: str, bits: str) -> None:
+        """Record the bits of a worker that starts."""
+        self._bits[incarnation] = bits
 
     def on_action(self, action: Action, state: State) -> None:
         """Follow what the broker orders."""
@@ -55,7 +53,6 @@ class SpillCheck:
             self._add(action.sequence, data.start, data.stop, frozenset([bits]))
 
     def _plan_bits(self, state: State) -> frozenset[str]:
-        self._bits |= {incarnation: node.executor.bits for incarnation, node in self._scene.workers.items()}
         plan = state.plans.current
         return frozenset(self._bits[stage.incarnation] for stage in plan.stages) if plan is not None else frozenset()
 
