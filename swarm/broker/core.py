@@ -336,7 +336,10 @@ class BrokerCore:
             self._out.note("profile", "info", **self._statistics.profile())
         self.state.record_step(flight, now)
         scheduler.acknowledge(self.state, done.kv, flight, keeps_kv=self.settings.scheduler.kv_cache)
-        if recovery := self.state.recoveries.record_step(rebuilding=not self.state.rebuilding.is_idle, now=now):
+        is_rebuilding = not self.state.rebuilding.is_idle
+        if recovery := self.state.recoveries.record_step(
+            num_tokens=flight.num_tokens, rebuilding=is_rebuilding, now=now
+        ):
             self._reconfiguration.log_recovery(recovery)
         self._requests.collector.collect(done.sampled, done.hops, now)
         for failure in done.failed:

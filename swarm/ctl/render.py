@@ -225,6 +225,8 @@ def _render_recovery(recovery: Body) -> list[RenderableType]:
     told = f"  {recovery.get('sequences')} sequences, {computed} layer·positions computed again, {least} were lost"
     if copied := recovery.get("copied_layer_positions"):
         told += f", copies saved {copied}"
+    if restored := recovery.get("restored_layer_positions"):
+        told += f", {restored} were read from disk"
     return [*lines, table, Text(told)]
 
 

@@ -16,7 +16,7 @@ from swarm.sim.actors.spill_shell import SimSpillDisk
 from swarm.sim.checks.audit import Violation
 from swarm.sim.schedules.faults import apply_fault
 from swarm.sim.schedules.schedule import Schedule, ScheduledRequest
-from swarm.sim.schedules.variations import make_full_schedule
+from swarm.sim.schedules.variations import add_disks, make_full_schedule
 from swarm.sim.world import World
 from swarm.wire.messages import Submit
 
@@ -69,6 +69,8 @@ def run(seed: int, *, faults: bool = True, spills: bool = False) -> Outcome:
 
 def _run(seed: int, *, faults: bool, spills: bool) -> Outcome:
     schedule = make_full_schedule(seed, faults=faults)
+    if spills:
+        schedule = add_disks(seed, schedule, faults=faults)
     world = World(seed, schedule.pace)
     cluster: Cluster | None = None
     failure = None

@@ -98,7 +98,7 @@ class KvRestorer:
             return
         if event.problem:
             self.count("spill_reads_not_stored", 1)
-            self.write_log("spilled_not_stored", sequence=event.sequence, reason=event.problem)
+            self.write_log("spilled_not_stored", "warning", sequence=event.sequence, reason=event.problem)
             self._end(event.sequence, current)
             return
         current.position = current.stored_until

@@ -83,6 +83,6 @@ class Activation:
 def log_recovery(out: Outbox, recovery: Recovery) -> None:
     """Log the end of a recovery: the predicted times and the measured ones."""
     report = recovery.as_json()
-    positions = ("layer_positions", "copied_layer_positions")
+    positions = ("layer_positions", "copied_layer_positions", "restored_layer_positions")
     names = ("epoch", "cause", "evidence", "choice", "predicted", "measured", "sequences", *positions)
     out.note("recovered", "info", **{name: report[name] for name in names})

@@ -328,7 +328,7 @@ class Rebuilder:
         """Record the work of a sequence that all layers must compute again, whichever layers were lost."""
         positions = layer_positions(sequence, plan, self.rebuilding.reports)
         least = sum(max(0, sequence.kv - position) for position in positions)
-        self.state.recoveries.add_replay_work((sequence.kv - start) * len(positions), least)
+        self.state.recoveries.add_recomputed(sequence.id, start, sequence.kv, len(positions), least=least)
 
     def _order_chunks(self, group: list[Sequence], now: float) -> None:
         """Order one step with the next chunk of each of these sequences."""

@@ -110,9 +110,10 @@ class Restart:
         if not restored:
             return
         num_layers = 0 if self.state.manifest is None else self.state.manifest.num_layers
-        positions = sum(s.sampled - 1 for s in restored if s.num_generated)  # a prompt may not have been computed
         self.state.recoveries.begin("the broker was started again, and no worker held anything", self.state.now)
-        self.state.recoveries.add_restarted(len(restored), positions * num_layers)
+        for sequence in restored:  # a prompt may not have been computed
+            position = sequence.sampled - 1 if sequence.num_generated else 0
+            self.state.recoveries.add_lost(sequence.id, position, num_layers)
 
     def _resume_sequence(self, sequence: Sequence, holders: list[Worker]) -> None:
         """Resume a sequence that a worker holds up to a position whose tokens are available; the missing rest will be

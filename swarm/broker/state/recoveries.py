@@ -89,6 +89,7 @@ class Recovery:
     layer_positions: int = 0  # work of the replays: layers times positions
     least_layer_positions: int = 0  # the part of that work that no other plan could have avoided
     copied_layer_positions: int = 0  # work that copies of keys and values have saved
+    restored_layer_positions: int = 0  # work that reading keys and values from disk has saved
 
     def as_json(self) -> Json:
         prediction = self.predicted
@@ -109,6 +110,7 @@ class Recovery:
             "layer_positions": self.layer_positions,
             "least_layer_positions": self.least_layer_positions,
             "copied_layer_positions": self.copied_layer_positions,
+            "restored_layer_positions": self.restored_layer_positions,
             "heard_at": self.last_seen_at,
             "detected_at": self.detected_at,
             "planned_at": self.planned_at,
@@ -147,11 +149,14 @@ class RecoveryHistory:
     past: deque[Recovery] = field(default_factory=lambda: deque(maxlen=MAX_PAST))
     num: int = 0
     parts: dict[str, Histogram] = field(default_factory=lambda: {part: Histogram(LONG_S) for part in PARTS})
+    # sequences that start over: their recovery, the end of what counts as computed again, and the number of layers
+    _restarted: dict[int, tuple[Recovery, int, int]] = field(default_factory=dict)
 
     def begin(self, cause: str, now: float) -> Recovery:
         """Start a recovery, or add a cause to the current one."""
         if self.current is None:
             self.current = Recovery(now)
+            self._restarted.clear()
         self.current.causes.add(cause)
         return self.current
 
@@ -199,17 +204,33 @@ class RecoveryHistory:
         if self.current is not None:
             self.current.copied_layer_positions += layer_positions
 
-    def add_restarted(self, num_sequences: int, layer_positions: int) -> None:
-        """Count sequences that start over because no worker holds anything of them, and the work of computing them
-        again."""
+    def add_lost(self, sequence: int, position: int, num_layers: int) -> None:
+        """Count a sequence that starts over because no worker holds anything of it, and the work of computing it up to
+        ``position`` again."""
         if self.current is not None:
-            self.current.num_restarted += num_sequences
-            self.add_replay_work(layer_positions, layer_positions)
+            self.current.num_restarted += 1
+            self.add_recomputed(sequence, 0, position, num_layers, least=position * num_layers)
 
-    def record_step(self, *, rebuilding: bool, now: float) -> Recovery | None:
-        """Note a step completed under the new plan. Return the recovery if that ends it."""
+    def add_recomputed(self, sequence: int, start: int, stop: int, num_layers: int, *, least: int) -> None:
+        """Count positions that all layers compute again, unless stages read them from disk later."""
+        if self.current is not None and start < stop:
+            self.add_replay_work((stop - start) * num_layers, least)
+            self._restarted[sequence] = self.current, stop, num_layers
+
+    def record_restored(self, sequence: int, start: int, stop: int) -> None:
+        """Count positions that stages have read from disk as saved; ``stop`` is ``start`` if they are computed."""
+        recovery, end, num_layers = self._restarted.pop(sequence, (None, 0, 0))
+        if recovery is not None:
+            saved = max(0, min(stop, end) - start) * num_layers
+            recovery.restored_layer_positions += saved
+            recovery.layer_positions -= saved
+            recovery.least_layer_positions = min(recovery.least_layer_positions, recovery.layer_positions)
+
+    def record_step(self, *, num_tokens: int, rebuilding: bool, now: float) -> Recovery | None:
+        """Note a step completed under the new plan. Return the recovery if that ends it. A step without rows, which
+        only opens or releases sequences, resumes none."""
         recovery = self.current
-        if recovery is None or recovery.activated_at is None:
+        if recovery is None or recovery.activated_at is None or not num_tokens:
             return None
         if recovery.resumed_first_at is None:
             recovery.resumed_first_at = now

@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 from swarm.broker.state.lifecycle import SequenceState
 from swarm.broker.state.sequences import Sequence
 
+MIN_SLOW_S = 0.3  # answers that come sooner are not slow, however little time there was
+SLOW_SHARE = 0.9  # of the time that stages have: later answers are slow
+FIRST_REST_S, MAX_REST_S = 1.0, 64.0  # without reading, after a slow answer; doubled with each further one
+
 
 @dataclass(slots=True)
 class Restore:
@@ -21,6 +25,8 @@ class Restore:
     num_positions: int  # behind ``start``
     began_at: float
     deadline: float  # when the sequence runs at the latest
+    ordered_at: float = 0.0  # when the stages were ordered to read, and how long they may
+    within_s: float = 0.0
     step: int | None = None  # the step with which the stages open the sequence
     # stages that have not reported yet, once they are ordered to read
     unanswered: set[str] = field(default_factory=set)
@@ -33,9 +39,14 @@ class Restore:
         is_same = sequence.state is SequenceState.RUNNING and sequence.residency == self.residency
         return is_same and sequence.is_restoring
 
-    def await_answers(self, stages: Collection[str]) -> None:
-        """Record that these stages were ordered to read."""
+    def await_answers(self, stages: Collection[str], within_s: float, now: float) -> None:
+        """Record that these stages were ordered to read, and to answer in time."""
         self.unanswered.update(stages)
+        self.ordered_at, self.within_s = now, within_s
+
+    def is_slow(self, now: float) -> bool:
+        """Whether a stage that answers now has used up its time."""
+        return now - self.ordered_at >= max(MIN_SLOW_S, SLOW_SHARE * self.within_s)
 
     def record_answer(self, stage: str, position: int) -> None:
         """Record the position that a stage has reached."""
@@ -53,6 +64,8 @@ class RestoreState:
     # sequences with keys and values of stages with other bits, and those that begin with theirs: they are not written
     excluded: set[int] = field(default_factory=set)
     num_tickets: int = 0
+    rest_s: float = 0.0  # length of the last rest; 0 once all stages have answered in time
+    rests_until: float = 0.0
 
     def start_plan(self, bits: str, num_positions: int, running: dict[int, int]) -> None:
         """Begin a plan with these bits. ``running``: positions that the stages hold, by sequence."""
@@ -70,6 +83,12 @@ class RestoreState:
         """Exclude a sequence that was admitted if it begins with the keys and values of an excluded one."""
         if sequence.fork_of in self.excluded:
             self.excluded.add(sequence.id)
+
+    def rest(self, now: float) -> None:
+        """Read nothing for a while: a disk is slow, and computing would have been faster."""
+        if now >= self.rests_until:
+            self.rest_s = min(MAX_REST_S, max(FIRST_REST_S, 2 * self.rest_s))
+            self.rests_until = now + self.rest_s
 
     def begin(self, sequence: Sequence, now: float, deadline: float) -> None:
         """Let a sequence wait for what the stages have of it on disk."""

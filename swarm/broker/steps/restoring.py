@@ -10,7 +10,8 @@ A sequence that is then admitted with enough tokens to compute takes this way:
 
 The sequence holds its blocks from the beginning, so memory is never short for what is read. If an answer is missing
 when the deadline has passed, nothing counts, and everything is computed. The deadline is about the time in which that
-would be done. Answers that come later have an old ticket.
+would be done. Answers that come later have an old ticket. After a late or missing answer, nothing is read for a while,
+so that a disk that hangs delays few sequences.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ ANSWER_SHARE = 0.8  # of the time until the deadline, after which stages answer 
 def begin_restore(state: State, sequence: Sequence, now: float) -> None:
     """Let a sequence that was just admitted wait for what the stages have of it on disk, if it is long enough."""
     least, num_positions = state.restores.num_positions, sequence.pending
-    if least and num_positions >= least:
+    if least and num_positions >= least and now >= state.restores.rests_until:
         num_awaited = num_positions + state.restores.num_awaited
         state.restores.begin(sequence, now, now + wait_s(num_awaited, state.costs.prompt_tokens_per_s))
         sequence.start_restore()
         state.running.refresh(sequence)
+    else:
+        state.recoveries.record_restored(sequence.id, sequence.kv, sequence.kv)
 
 
 def wait_s(num_positions: int, tokens_per_s: float | None) -> float:
@@ -58,7 +61,12 @@ class Restorer:
         assert plan is not None
         workers = [self.state.workers[stage.incarnation] for stage in plan.stages]
         running = {sequence.id: sequence.kv for sequence in self.state.running}
-        restores.start_plan(self._common_bits(plan, workers), max(w.hello.spill_from for w in workers), running)
+        bits = self._common_bits(plan, workers)
+        if not bits and (spilling := sorted(w.name for w in workers if w.hello.spill_from)):
+            without = sorted(w.name for w in workers if w.name not in spilling)
+            reason = "these have no space on disk" if without else "the stages compute other bits than each other"
+            self.out.note("disks_not_used", epoch=plan.epoch, reason=reason, workers=without)
+        restores.start_plan(bits, max(w.hello.spill_from for w in workers), running)
         if restores.num_positions:
             order = SpillKv(
                 epoch=plan.epoch,
@@ -80,14 +88,15 @@ class Restorer:
         for item in list(self.state.restores.in_progress.values()):
             if item.step != step or not item.is_current or plan is None:
                 continue
-            item.await_answers(plan.members)
+            within_s = max(0.0, ANSWER_SHARE * (item.deadline - now))
+            item.await_answers(plan.members, within_s, now)
             order = RestoreKv(
                 epoch=plan.epoch,
                 sequence=item.sequence.id,
                 ticket=item.ticket,
                 start=item.start,
                 stop=item.stop,
-                within_s=max(0.0, ANSWER_SHARE * (item.deadline - now)),
+                within_s=within_s,
             )
             self.out.extend(SendToWorker(self.state.workers[i].peer, order) for i in sorted(plan.members))
 
@@ -99,6 +108,10 @@ class Restorer:
             self.state.count("stale_restores")
             return
         item.record_answer(worker.incarnation, self._check_position(worker, item, message.position))
+        if item.is_slow(now):
+            self._report_slow(worker, item, message.position, now)
+        elif not item.unanswered:
+            self.state.restores.rest_s = 0.0
         if not item.unanswered and item.position is not None:
             self._finish(item, item.position, now)
 
@@ -118,6 +131,21 @@ class Restorer:
         )
         return item.start
 
+    def _report_slow(self, worker: Worker, item: Restore, position: int, now: float) -> None:
+        """Report a stage that has used up its time; read nothing for a while."""
+        self.state.count("restores_slow")
+        self.state.restores.rest(now)
+        self.out.note(
+            "sequence_restored_slowly",
+            "warning",
+            worker=worker.name,
+            sequence=item.sequence.id,
+            position=position,
+            ordered=[item.start, item.stop],
+            after_s=round(now - item.ordered_at, 4),
+            rest_s=self.state.restores.rest_s,
+        )
+
     def tick(self, now: float) -> None:
         """End restores whose deadline has passed, and those of sequences that have ended or were preempted."""
         for item in list(self.state.restores.in_progress.values()):
@@ -126,6 +154,8 @@ class Restorer:
             elif now >= item.deadline:
                 self.state.count("restores_too_late")
                 missing = sorted(self.state.workers[i].name for i in item.unanswered if i in self.state.workers)
+                if missing:
+                    self.state.restores.rest(now)
                 self.out.note("sequence_not_restored", "warning", sequence=item.sequence.id, awaited=missing)
                 self._finish(item, item.start, now)
 
@@ -135,6 +165,7 @@ class Restorer:
         self.state.restores.end(item)
         position = min(position, sequence.sampled - 1)
         sequence.finish_restore(position)
+        self.state.recoveries.record_restored(sequence.id, item.start, position)
         self.state.running.refresh(sequence)
         if position > item.start:
             self.state.count("restored_sequences")

@@ -20,6 +20,7 @@ from swarm.sim.checks.blame import BlameCheck
 from swarm.sim.checks.kv_check import KvCheck
 from swarm.sim.checks.promises import PromiseCheck
 from swarm.sim.checks.sender_check import SenderCheck
+from swarm.sim.checks.spill_check import SpillCheck
 from swarm.sim.checks.verdict_check import VerdictCheck
 from swarm.sim.network import BrokerLinks, Network, garble_step
 from swarm.sim.schedules.schedule import Schedule, WorkerSpec
@@ -87,6 +88,7 @@ class Cluster:
         self.totals: Counter[str] = Counter()  # counters of brokers that died
         self._num_started = 0
         self.blame_check = BlameCheck()
+        self.spill_check = SpillCheck()
         self.kv_check = KvCheck(self, self.manifest.num_layers, schedule.machines.unlike)
         self.audit = Audit(self.manifest, log_bytes=schedule.log_bytes)
         self.verdict_check = VerdictCheck(self, self.blame_check.poisonous.keys())

@@ -13,6 +13,7 @@ from swarm.sim.checks.blame import BlameCheck
 from swarm.sim.checks.kv_check import KvCheck
 from swarm.sim.checks.promises import PromiseCheck
 from swarm.sim.checks.sender_check import SenderCheck
+from swarm.sim.checks.spill_check import SpillCheck
 from swarm.sim.checks.verdict_check import VerdictCheck
 from swarm.sim.schedules.schedule import KvConditions, Machines
 from swarm.sim.views import ClientView, ReaderView, SceneView, WorkerView
@@ -45,6 +46,7 @@ class Environment(SceneView, Protocol):
     machines: Machines
     kv_check: KvCheck
     kv_conditions: KvConditions
+    spill_check: SpillCheck
     spill_disk: SimSpillDisk | None
     log_bytes: int
     put_off_every: int

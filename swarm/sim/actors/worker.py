@@ -33,6 +33,7 @@ from swarm.wire.messages import (
     Fence,
     Hello,
     KvHeld,
+    KvRestored,
     LayerRange,
     Leaving,
     Order,
@@ -87,6 +88,7 @@ class WorkerNode:
         self._machines = cluster.machines
         if name in self._machines.unlike:
             self.executor.bits = "other bits"
+        cluster.spill_check.record_worker(self.incarnation, self.executor.bits)
         self.device = SimDevice(cluster, self.executor, self._machines.slowness.get(name, 1.0))
         self.is_alive = True
         # frozen: stopped as by SIGSTOP; hung: only the compute thread has stopped
@@ -105,7 +107,7 @@ class WorkerNode:
         self._heartbeats = SimHeartbeats(cluster, self)
         self.kv = SimKvShell(cluster, self, self.executor)
         self.kv_listener = self.kv.listener
-        self.spill = None if disk is None else SimSpillShell(self._world, self, disk)
+        self.spill = None if disk is None else SimSpillShell(cluster, self, disk)
         self._next_link: SimLink | None = None
         self._next_endpoint = self._next_name = ""
         self._tick()
@@ -369,15 +371,19 @@ class WorkerNode:
                 pass  # there are no tokenizer files here
 
     def _send_to_broker(self, message: WorkerMessage) -> None:
-        kind = type(message).__name__
         if self.num_lost_answers and isinstance(message, Hello | Prepared | Activated):
             self.num_lost_answers -= 1
             return
-        if self.spill is not None and self.spill.loses(message):
+        if self.spill is not None and isinstance(message, KvRestored):
+            self.spill.report(message, self._send)
             return
         if self.kv.num_lost_reports and isinstance(message, KvHeld):
             self.kv.num_lost_reports -= 1
             return
+        self._send(message)
+
+    def _send(self, message: WorkerMessage) -> None:
+        kind = type(message).__name__
         if not self._cluster.spring_trap(self, "before", kind):
             life = self._cluster.broker.life
             self._control.send(lambda: self._cluster.send_to_broker(self, message, life))

@@ -45,6 +45,7 @@ BROKER_SLEEPS = 0.04  # share of schedules in which the broker is paused for lon
 SLEEP_S = (31.0, 40.0)  # longer than unanswered requests wait for the broker, shorter than answered ones do
 MANY_COPIES = 0.2  # share of schedules in which workers share the layers, and most sequences grow long
 UNLIKE = 0.15  # share of schedules in which the kernels of some workers compute other bits
+CHANGING_BITS = 0.5  # of the schedules with disks, share in which one worker computes other bits, and some die
 NO_COPIES = 0.2  # share of schedules in which workers hold no copies of keys and values
 KV_OFTEN = 0.08  # share of schedules with a fault of copies, for each kind
 KV_POINTS = ("SendKv", "ReceiveKv", "KvArrived", "KvHeld", "Activate")  # a worker dies before or after one of these
@@ -75,6 +76,26 @@ def make_full_schedule(seed: int, *, faults: bool = True) -> Schedule:
     for kind in KV_FAULTS if faults else ():
         schedule = _add_kv_fault(kind, Random(f"{kind} {seed}"), schedule)
     return _draw_bits(Random(f"bits {seed}"), schedule)
+
+
+def add_disks(seed: int, schedule: Schedule, *, faults: bool = True) -> Schedule:
+    """Return the schedule of a swarm whose workers write to disk. In many, the bits change from plan to plan, while
+    long sequences run and others begin like them."""
+    random = Random(f"disks {seed}")
+    if random.random() >= CHANGING_BITS:
+        return schedule
+    schedule = _make_long(random, schedule)
+    beginning = tuple(random.randrange(97) for _ in range(random.choice([64, 96, 160])))
+    requests = tuple(
+        replace_fields(spec, prompt=beginning + spec.submit.prompt[:40]) if random.random() < 0.7 else spec
+        for spec in schedule.requests
+    )
+    machines = schedule.machines
+    if not machines.together:
+        machines = replace(machines, unlike=(random.choice(schedule.workers).name,))
+    moments = [random.uniform(0.8, 4.5) for _ in range(random.choice([2, 3, 4]) if faults else 0)]
+    crashes = tuple(replace(draw_fault(random, at), kind="crash") for at in moments)
+    return replace(schedule, requests=requests, machines=machines, faults=(*schedule.faults, *crashes))
 
 
 def _draw_bits(random: Random, schedule: Schedule) -> Schedule:

@@ -92,9 +92,16 @@ def test_standby_shows_the_copies_of_each_worker() -> None:
     ]
 
 
-@pytest.mark.parametrize(("copied", "told"), [(0, "12 were lost"), (4321, "12 were lost, copies saved 4321")])
-def test_recoveries_show_what_copies_saved(copied: int, told: str) -> None:
-    recovery = {"sequences": 2, "layer_positions": 12, "least_layer_positions": 12, "copied_layer_positions": copied}
+@pytest.mark.parametrize(
+    ("saved", "told"),
+    [
+        ({}, "12 were lost"),
+        ({"copied_layer_positions": 4321}, "12 were lost, copies saved 4321"),
+        ({"restored_layer_positions": 777}, "12 were lost, 777 were read from disk"),
+    ],
+)
+def test_recoveries_show_what_copies_and_disks_saved(saved: dict[str, int], told: str) -> None:
+    recovery = {"sequences": 2, "layer_positions": 12, "least_layer_positions": 12} | saved
     shown = io.StringIO()
     Console(file=shown, width=400).print(recoveries({"recoveries": [recovery]}))
     assert f"2 sequences, 12 layer·positions computed again, {told}" in [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from swarm.broker.state.restores import RestoreState
 from swarm.sim.run import run
 from swarm.stage import kv_spill
 
@@ -21,6 +22,16 @@ def test_accidents_with_disks(first_seed: int) -> None:
 
 def test_without_disks_nothing_is_read() -> None:
     assert run(5).num_restored == 0
+
+
+def test_bits_that_change_between_plans_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here nothing is excluded that was computed with other bits."""
+
+    def start_plan(restores: RestoreState, bits: str, num_positions: int, running: dict[int, int]) -> None:
+        restores.bits, restores.num_positions = bits, num_positions if bits else 0
+
+    monkeypatch.setattr(RestoreState, "start_plan", start_plan)
+    assert "I16" in (run(10, spills=True).failure or "")
 
 
 @schedules

@@ -9,6 +9,7 @@ import pytest
 
 from swarm.broker.actions import WriteLog
 from swarm.broker.state import SequenceState
+from swarm.broker.state.restores import FIRST_REST_S
 from swarm.broker.steps.restoring import ANSWER_SHARE, MAX_WAIT_S, MIN_WAIT_S, READ_POSITION_S, wait_s
 from swarm.testing import fake_manifest
 from swarm.wire.messages import BLOCK, Cancel, KvRestored, RestoreKv, SpillKv
@@ -30,9 +31,9 @@ def submitted(bench: Bench, request_id: str = "r", num_prompt: int = PROMPT, **f
     bench.say(submit(request_id, num_prompt=num_prompt, **fields))
 
 
-def opened(bench: Bench, request_id: str = "r") -> list[RestoreKv]:
+def opened(bench: Bench, request_id: str = "r", **fields: object) -> list[RestoreKv]:
     """A long request was opened by a step without a row; the orders that follow it."""
-    submitted(bench, request_id)
+    submitted(bench, request_id, **fields)
     (step,) = bench.pipe
     assert ([item.sequence for item in step.open], step.rows) == ([bench.sequence(request_id).id], ())
     bench.take()
@@ -84,6 +85,8 @@ def test_otherwise_they_write_and_read_nothing(make_bench: MakeBench, second: di
     bench.tick()
     bench.tick()
     assert len(bench.state.plans.current.stages) == 2  # type: ignore[union-attr]
+    (reason,) = [a.fields["reason"] for a in bench.log if isinstance(a, WriteLog) and a.event == "disks_not_used"]
+    assert ("no space" in str(reason)) == ("spill_from" in second)
     assert spill_orders(bench) == []
     submitted(bench, num_prompt=PROMPT)
     assert bench.pipe[0].rows
@@ -208,6 +211,53 @@ def test_nothing_counts_if_an_answer_is_missing_at_the_deadline(make_bench: Make
     assert bench.sequence().num_generated == 1
 
 
+def prompt(number: int) -> tuple[int, ...]:
+    """A long prompt that begins unlike those with other numbers."""
+    return (11 + number, *(11 + n % 40 for n in range(PROMPT - 1)))
+
+
+def slow(bench: Bench) -> list[tuple[object, object]]:
+    """The warnings of stages that have used up their time."""
+    found = [a.fields for a in bench.log if isinstance(a, WriteLog) and a.event == "sequence_restored_slowly"]
+    return [(fields["worker"], fields["position"]) for fields in found]
+
+
+def test_a_stage_that_reads_slowly_is_named_and_nothing_is_read_for_a_while(make_bench: MakeBench) -> None:
+    """Each further slow answer doubles the while; answers in time end that."""
+    bench = serve(make_bench)
+    rests: list[float] = []
+    for number in range(3):
+        first, _ = opened(bench, f"r{number}", prompt=prompt(2 * number))
+        answer(bench, "w0", first, 768)
+        bench.now += first.within_s
+        answer(bench, "w1", first, 256)
+        assert slow(bench) == [("w1", 256)]
+        assert row(bench.pipe[0])[0][1] == 256
+        bench.run_dry()
+        rests.append(bench.state.restores.rest_s)
+        submitted(bench, f"meanwhile {number}", prompt=prompt(2 * number + 1))
+        assert bench.pipe[0].rows
+        bench.run_dry()
+        bench.tick(rests[-1] + 0.1)
+        bench.take()
+    assert rests == [1.0, 2.0, 4.0]
+    first, _ = opened(bench, "in time", prompt=prompt(6))
+    for name in bench.workers:
+        answer(bench, name, first, 512)
+    assert (slow(bench), bench.state.restores.rest_s) == ([], 0.0)
+
+
+def test_nothing_is_read_for_a_while_after_a_missing_answer(make_bench: MakeBench) -> None:
+    bench = serve(make_bench)
+    first, _ = opened(bench)
+    answer(bench, "w0", first, 768)
+    bench.tick(first.within_s / ANSWER_SHARE + 0.1)
+    bench.run_dry()
+    assert bench.state.restores.rest_s == FIRST_REST_S
+    submitted(bench, "b", prompt=prompt(1))
+    assert bench.pipe[0].rows
+
+
 def test_a_step_that_never_ends_does_not_prolong_the_wait(make_bench: MakeBench) -> None:
     """The deadline counts from the admission, although no stage was ordered to read yet."""
     bench = serve(make_bench)
@@ -309,6 +359,40 @@ def test_another_plan_ends_it(make_bench: MakeBench) -> None:
     bench.tick(3.0)
     bench.run_dry()
     assert sequence.num_generated == 8
+
+
+def test_a_recovery_counts_what_was_read_as_read_and_ends_with_the_first_row(make_bench: MakeBench) -> None:
+    """All workers die. The step that only opens the sequence ends nothing."""
+    bench = serve(make_bench)
+    first, _ = opened(bench, "r")
+    for name in bench.workers:
+        answer(bench, name, first, 0)
+    bench.finish()
+    assert bench.sequence().kv == PROMPT
+    for name in list(bench.workers):
+        bench.lose(name)
+    own: dict[str, object] = {"manifest": MODEL, "bits": "the same", "spill_from": FROM, "kv_capacity": 1 << 14}
+    bench.join("w2", "w3", held={bench.sequence().id: 0}, **own)
+    bench.tick()
+    bench.tick()
+    bench.take()
+    history, num_layers = bench.state.recoveries, MODEL.num_layers
+    assert history.current is not None
+    assert history.current.layer_positions == PROMPT * num_layers
+    bench.finish()
+    assert history.current.resumed_first_at is None
+    for _, order in orders(bench.take(), RestoreKv):
+        assert isinstance(order, RestoreKv)
+        for name in bench.workers:
+            answer(bench, name, order, 768)
+        break
+    assert history.current is not None
+    bench.now += 0.5
+    bench.finish()
+    (found,) = history.past
+    assert (found.layer_positions, found.least_layer_positions) == ((PROMPT - 768) * num_layers,) * 2
+    assert found.restored_layer_positions == 768 * num_layers
+    assert found.resumed_first_at == bench.now
 
 
 def test_others_run_meanwhile(make_bench: MakeBench) -> None:
