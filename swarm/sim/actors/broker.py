@@ -329,7 +329,8 @@ class BrokerNode:
         """Check that a request rejected as too large is too large at this moment, and similar claims."""
         audit, state = self._cluster.audit, self.core.state
         self._cluster.promise_check.check_action(action)
-        self._cluster.spill_check.on_action(action, state)
+        if isinstance(action, broker_act.SendToWorker | broker_act.Dispatch):
+            self._cluster.spill_check.on_action(action, state)
         if isinstance(action, broker_act.SendToWorker) and isinstance(action.message, Prepare):
             self._cluster.sender_check.on_plan(state)
         if isinstance(action, broker_act.SendToWorker) and isinstance(action.message, Activate):
