@@ -25,7 +25,7 @@ Rules
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 
 import msgspec
@@ -370,7 +370,7 @@ class StageCore:
 
     def _with_own_work(self, turn: KvTurn) -> KvTurn:
         """Return the turn; it is not idle while the stage itself has work."""
-        return turn if self._is_idle else KvTurn(is_idle=False, blocked=turn.blocked)
+        return turn if self._is_idle else replace(turn, is_idle=False)
 
     @property
     def _is_idle(self) -> bool:
