@@ -17,7 +17,7 @@ from swarm.stage.kv_spill import chunk_names, extend_name
 from swarm.stage.shell import spill_moves, spill_thread
 from swarm.stage.shell.spill_files import ChunkFile, SpillFiles
 from swarm.stage.shell.spill_moves import PART_S
-from swarm.wire.messages import Fence, LayerRange, SequencePosition
+from swarm.wire.messages import Fence, LayerRange, Row, SequencePosition
 from tests.unit.stage.bench import StageBench, opened, step_of
 from tests.unit.stage.spill_bench import TOKENS, SpillBench
 
@@ -136,6 +136,14 @@ def test_steps_that_wait_leave_it_two_percent_of_the_time(disk: SpillBench) -> N
     assert num == 4, "one second, of which 2 % and what was saved up may be spent"
     assert not core.wants_kv_turn(KvTurn(is_idle=True), disk.stage.now), "the disk's thread accepts nothing"
     assert core.wants_kv_turn(KvTurn(is_idle=True, may_spill=True), disk.stage.now)
+
+
+def test_a_stage_writes_beside_a_step_of_its_own(disk: SpillBench) -> None:
+    disk.open(1)
+    disk.compute(1, 0, 2 * CHUNK)
+    disk.feed_step(step_of(disk.next_step, Row(1, 2 * CHUNK, 1, False)))
+    disk.stage.now += 1.0
+    assert any(isinstance(action, act.SpillChunk) for action in disk.stage.feed(KvTurn(is_idle=True, may_spill=True)))
 
 
 def test_idle_time_leaves_it_a_quarter(disk: SpillBench) -> None:
