@@ -127,6 +127,8 @@ def sharing_a_prefix(served: Served) -> tuple[int, torch.Tensor]:
     """It begins on the pages of another one, as far as they are whole."""
     with patch.object(sharing, "MIN_SHARED", 1):
         pipeline = served.pipeline(2)
+        for stage in pipeline.stages:
+            stage._arena.start_sharing(0)  # by the unit of the first fork, which cases before may have made
         pipeline.open(7)
         pipeline.logits((7, 0, TOKENS[:135]))
         for stage in pipeline.stages:

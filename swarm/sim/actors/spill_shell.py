@@ -30,7 +30,7 @@ LATE_ANSWERS, WRONG_ANSWERS = 0.05, 0.05  # shares
 WRONG_BY = (-2 * CHUNK, -1, 1 << 20)  # positions; more than it has, within the order, would fail the next step
 DiskAction = SpillChunk | ReadSpilled | StoreSpilled | StopReadingSpilled
 SLOW = 0.05  # share of reads that take ``SLOW_S``
-TURN_S, WRITE_S, READ_S, SLOW_S = (0.01, 0.1), (0.0, 0.05), (0.0, 0.02), (0.5, 4.0)
+TURN_S, WRITE_S, READ_S, SLOW_S = (0.002, 0.04), (0.0, 0.05), (0.0, 0.02), (0.5, 4.0)
 
 
 class SimSpillDisk:

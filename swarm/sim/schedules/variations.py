@@ -79,17 +79,19 @@ def make_full_schedule(seed: int, *, faults: bool = True) -> Schedule:
 
 
 def add_disks(seed: int, schedule: Schedule, *, faults: bool = True) -> Schedule:
-    """Return the schedule of a swarm whose workers write to disk. In many, the bits change from plan to plan, while
-    long sequences run and others begin like them."""
+    """Return the schedule of a swarm whose workers write to disk: long sequences run, and others begin like them. In
+    many, the bits change from plan to plan meanwhile."""
     random = Random(f"disks {seed}")
-    if random.random() >= CHANGING_BITS:
-        return schedule
+    is_changing = random.random() < CHANGING_BITS
     schedule = _make_long(random, schedule)
     beginning = tuple(random.randrange(97) for _ in range(random.choice([64, 96, 160])))
     requests = tuple(
         replace_fields(spec, prompt=beginning + spec.submit.prompt[:40]) if random.random() < 0.7 else spec
         for spec in schedule.requests
     )
+    if not is_changing:
+        late = tuple(replace(spec, at=spec.at + random.choice((0.0, 1.0, 3.0))) for spec in requests)
+        return replace(schedule, requests=late, machines=replace(schedule.machines, unlike=()))
     machines = schedule.machines
     if not machines.together:
         machines = replace(machines, unlike=(random.choice(schedule.workers).name,))

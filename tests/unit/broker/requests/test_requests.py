@@ -212,8 +212,8 @@ def test_retry_after_follows_the_pace_of_ends(make_bench) -> None:
         bench = make_bench(settings(requests=request_settings(max_queue=1))).serve(1, max_sequences=1)
         for number in range(30):
             bench.say(submit(f"quick {number}", max_tokens=1))
-            bench.finish()
             bench.tick(pause_s)
+            bench.finish()
             bench.run_dry()
         bench.say(submit("runs"))
         bench.say(submit("waits"))
