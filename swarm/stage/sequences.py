@@ -201,7 +201,7 @@ class SequenceStore:
         for sequence in step.release:
             self.release(sequence)
         for item in step.open:
-            problem = self._open(item, layers, may_share=item.sequence not in step.unshared)
+            problem = self._open(item, layers, may_share=item.sequence not in (step.unshared or ()))
             if problem is not None:
                 return problem
         for cut in step.truncate:

@@ -33,7 +33,7 @@ NAME = re.compile(r"\bswarm_[a-z_]+[a-z]\b")
 PARTS = re.compile(r"_(bucket|sum|count)$")
 SHARED = [(11 * i) % 90 + 3 for i in range(100)]
 # What only comes into being when it happens.
-RARE = {"swarm_rejected_total"}
+RARE = {"swarm_rejected_total", "swarm_stage_spill_bytes"}  # the second with worker.spill only
 
 Values = dict[tuple[str, ...], float]
 

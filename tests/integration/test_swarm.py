@@ -110,13 +110,22 @@ async def crowd(swarm: Processes, cases: list[Case]) -> list[Completion | None]:
     return [answer for _, answer in sorted((item for share in shares for item in share), key=lambda item: item[0])]
 
 
+async def settled_figures(swarm: Processes) -> dict[str, tuple[int, int]]:
+    """Threads and descriptors of each process, when the connections that clients have closed have ended."""
+    last, figures = {}, swarm.figures()
+    while figures != last:
+        await asyncio.sleep(1.0)
+        last, figures = figures, swarm.figures()
+    return figures
+
+
 async def test_a_crowd_is_served_rightly_and_leaves_nothing_behind(swarm: Processes, client: AsyncClient) -> None:
     """200 requests of mixed lengths and parameters from 20 clients, some of whom leave in the middle: all others end
     rightly, with the very tokens that they get alone; afterwards every stage is empty, and no thread, socket or
     descriptor is left."""
     await crowd(swarm, make_cases(1)[:40])  # once around, so that pools and caches have their size
     await everything_idle(swarm, client)
-    before = swarm.figures()
+    before = await settled_figures(swarm)
 
     cases = make_cases(2)
     answers = await crowd(swarm, cases)

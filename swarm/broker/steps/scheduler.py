@@ -27,6 +27,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from msgspec import UNSET
+
 from swarm.broker.planner.pauses import MAX_PAUSE_S, resumes_at_once, step_pause_s
 from swarm.broker.state import InFlightStep, Sequence, SequenceState, State
 from swarm.broker.state.costs import CHUNK
@@ -381,7 +383,7 @@ def _build(state: State, chosen: list[tuple[Sequence, int]], unopened: list[Sequ
         open=tuple(opens),
         truncate=tuple(truncates),
         alone=not state.in_flight,
-        unshared=tuple(unshared),
+        unshared=tuple(unshared) or UNSET,
     )
     state.record_dispatch(len(tokens), tuple((s, s.scheduled) for s, _ in chosen), now)
     return step

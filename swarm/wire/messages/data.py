@@ -100,7 +100,8 @@ class Step(Message, frozen=True):
     ``tensor``: the rows' hidden states, [tokens, hidden]; None at stage 0. ``alone``: no other step was in flight at
     dispatch, so every stage may use all cores of its host; in a replay: its stages share cores and run one at a time.
     ``trial``: the step is a recheck. The receiver computes it when idle, for a comparison, and stores nothing of it.
-    ``unshared``: the opened sequences of which every stage copies the source's positions and shares none.
+    ``unshared``: the opened sequences of which every stage copies the source's positions and shares none;
+    not in the frame if there are none, because stages of older protocols refuse it and never share.
     """
 
     step: StepNumber
@@ -116,7 +117,7 @@ class Step(Message, frozen=True):
     trial: RecheckRoute | None = None
     hops: Annotated[tuple[Hop, ...], msgspec.Meta(max_length=MAX_STAGES)] = ()
     tensor: TensorSpec | None = None
-    unshared: Annotated[tuple[SequenceId, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
+    unshared: Annotated[tuple[SequenceId, ...], msgspec.Meta(max_length=MAX_ROWS)] | msgspec.UnsetType = msgspec.UNSET
 
 
 class StepDone(Message, frozen=True):

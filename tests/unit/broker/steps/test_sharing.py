@@ -67,7 +67,7 @@ def test_sequences_that_cannot_be_mapped_start_from_a_copy(make_bench) -> None:
     shared = [s for s in bench.state.sequences if bench.state.shared.stop(s)]
     assert len(shared) > 1
     assert bench.state.shared.num_mappings <= 11
-    assert sorted((*shared, *step.unshared)) == list(range(1, 9))
+    assert sorted((*shared, *(step.unshared or ()))) == list(range(1, 9))
     assert bench.state.reserved_blocks == 10 + len(shared) * 2 + (8 - len(shared)) * COPY
     bench.run_dry()
     assert all(s.reason == "length" for s in bench.state.sequences.values())
