@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,21 +54,32 @@ async def test_continuations_share_their_prompt_before_and_after_a_loss(
 
 
 async def _run(swarm: Processes, client: AsyncClient, doomed: str | None) -> tuple[Any, int, int]:
-    """Return the tokens, and how many sequences ran at once, at most and in the last third."""
+    """Return the tokens, and how many sequences ran at once: at most, and at most in the last plan."""
     options: dict[str, Any] = {"max_tokens": TOKENS, "n": CONTINUATIONS, "seed": 3, "temperature": 1.0}
-    num = most = after = 0
-    async with client.stream(PROMPT, ignore_eos=True, timeout=240, **options) as pieces:
-        async for _ in pieces:
-            num += 1
-            if doomed is not None and num == CONTINUATIONS * BEFORE_LOSS:
-                swarm.kill(doomed)
-            if num % 16 == 0:
-                running = int((await client.query("status"))["num_running"])  # type: ignore[call-overload]
-                most = max(most, running)
-                after = max(after, running) if num > CONTINUATIONS * TOKENS * 2 // 3 else 0
-                await _check_memory(client)
+    num, most = 0, dict[int, int]()  # by epoch
+    watching = asyncio.create_task(_watch(client, most))
+    try:
+        async with client.stream(PROMPT, ignore_eos=True, timeout=240, **options) as pieces:
+            async for _ in pieces:
+                num += 1
+                if doomed is not None and num == CONTINUATIONS * BEFORE_LOSS:
+                    swarm.kill(doomed)
+    finally:
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching  # raises what was wrong
     assert pieces.completion is not None
-    return [choice.tokens for choice in pieces.completion.choices], most, after
+    return [choice.tokens for choice in pieces.completion.choices], max(most.values()), most[max(most)]
+
+
+async def _watch(client: AsyncClient, most: dict[int, int]) -> None:
+    """Record how many sequences run, apart from the stream, which may be behind."""
+    while True:
+        status: Any = await client.query("status")
+        if status["state"] == "serving":
+            most[status["epoch"]] = max(most.get(status["epoch"], 0), status["num_running"])
+        await _check_memory(client)
+        await asyncio.sleep(0.01)
 
 
 async def _check_memory(client: AsyncClient) -> None:
