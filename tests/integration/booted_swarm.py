@@ -17,17 +17,17 @@ UNITS = ("swarm-broker", "swarm-gateway", "swarm-worker@w0", "swarm-worker@w1")
 ASKS = """
 from swarm import Client
 with Client(reconnect_timeout_s=60.0) as client:
-    answer = client.generate("Once upon a time", max_tokens=400, ignore_eos=True, temperature=1.0, seed=7, timeout=90)
+    answer = client.generate("Once upon a time", max_tokens=1200, ignore_eos=True, temperature=1.0, seed=7, timeout=90)
     print(answer.text)
 """
 SUBMITS = """
 from swarm import Client
 with Client() as client:
-    print(client.submit("Once upon a time", max_tokens=400, ignore_eos=True, temperature=1.0, seed=7))
+    print(client.submit("Once upon a time", max_tokens=1200, ignore_eos=True, temperature=1.0, seed=7))
 """
 READS = """
 import http.client, json, time, urllib.request
-asked = {"model": "village", "prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "temperature": 1.0}
+asked = {"model": "village", "prompt": "Once upon a time", "max_tokens": 1200, "ignore_eos": True, "temperature": 1.0}
 body = json.dumps(asked | {"seed": 7, "stream": True, "keep_s": 60}).encode()
 text, last, done, give_up_at = "", "", False, time.monotonic() + 90
 while not done and time.monotonic() < give_up_at:
