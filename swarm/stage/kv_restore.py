@@ -18,7 +18,7 @@ from swarm.stage.actions import Action, ReadSpilled, SendToBroker, StopReadingSp
 from swarm.stage.events import SpilledRead, SpilledStored
 from swarm.stage.kv_spill import KvSpiller, chunk_names
 from swarm.stage.membership import LogWriter
-from swarm.stage.sequences import SequenceStore
+from swarm.stage.sequences import SequenceStore, StoredSequence
 from swarm.wire.messages import BLOCK, KvRestored, RestoreKv, Step
 
 
@@ -72,10 +72,10 @@ class KvRestorer:
 
     def on_read(self, event: SpilledRead, now: float) -> None:
         """Have stored what was read, if it continues the sequence."""
-        current, stored = self.restoring.get(event.sequence), self.store.sequences.get(event.sequence)
-        if current is None or stored is None or current.order.ticket != event.ticket:
+        if (found := self._find(event)) is None:
             self.count("spill_reads_late", 1)
             return
+        current, stored = found
         if self._end_if_overdue(event.sequence, current, now):
             return
         position = current.position
@@ -93,9 +93,9 @@ class KvRestorer:
 
     def on_stored(self, event: SpilledStored, now: float) -> None:
         """Record that all layers have the blocks that were read last; or that they have not, and end."""
-        current, stored = self.restoring.get(event.sequence), self.store.sequences.get(event.sequence)
-        if current is None or stored is None or current.order.ticket != event.ticket:
+        if (found := self._find(event)) is None:
             return
+        current, stored = found
         if event.problem:
             self.count("spill_reads_not_stored", 1)
             self.write_log("spilled_not_stored", "warning", sequence=event.sequence, reason=event.problem)
@@ -107,6 +107,13 @@ class KvRestorer:
             self._end(event.sequence, current)
         else:
             self._end_if_overdue(event.sequence, current, now)
+
+    def _find(self, event: SpilledRead | SpilledStored) -> tuple[_Restoration, StoredSequence] | None:
+        """Return the restoration that an event belongs to, and its sequence; None if it has ended."""
+        current, stored = self.restoring.get(event.sequence), self.store.sequences.get(event.sequence)
+        if current is None or stored is None or current.order.ticket != event.ticket:
+            return None
+        return current, stored
 
     def on_step_started(self, step: Step) -> None:
         """End the restorations of sequences that this step changes."""

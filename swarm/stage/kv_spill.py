@@ -6,8 +6,7 @@ with them can use it: after a restart of everything, or of another request.
 
 The broker orders it (``SpillKv``) while all stages of a plan have the same bits. The compute thread reads a chunk when
 there is no copy to be sent to another worker, and within a budget of its own, which is larger in idle time: other
-stages may compute on the same cores. A chunk that the disk's thread does not
-accept waits; nothing waits for it.
+stages may compute on the same cores. A chunk that the disk's thread does not accept waits; nothing waits for it.
 """
 
 from __future__ import annotations

@@ -33,14 +33,15 @@ NAME = re.compile(r"\bswarm_[a-z_]+[a-z]\b")
 PARTS = re.compile(r"_(bucket|sum|count)$")
 SHARED = [(11 * i) % 90 + 3 for i in range(100)]
 # What only comes into being when it happens.
-RARE = {"swarm_rejected_total", "swarm_stage_spill_bytes"}  # the second with worker.spill only
+RARE = {"swarm_rejected_total"}
 
 Values = dict[tuple[str, ...], float]
 
 
 @pytest.fixture(scope="module")
 def swarm(random_llama: Path, zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    options = {"SWARM_STATE_DIR": str(tmp_path_factory.mktemp("state"))}
+    folders = {name: str(tmp_path_factory.mktemp(name)) for name in ("state", "cache")}
+    options = {"SWARM_STATE_DIR": folders["state"], "SWARM_CACHE": folders["cache"], "SWARM_WORKER__SPILL": "64MiB"}
     with Processes(random_llama, tmp_path_factory.mktemp("logs"), options=options, launch=zygote) as processes:
         processes.start(3)
         yield processes

@@ -125,7 +125,7 @@ async def test_a_crowd_is_served_rightly_and_leaves_nothing_behind(swarm: Proces
     descriptor is left."""
     await crowd(swarm, make_cases(1)[:40])  # once around, so that pools and caches have their size
     await everything_idle(swarm, client)
-    before = await settled_figures(swarm)
+    before = await asyncio.wait_for(settled_figures(swarm), START_S)
 
     cases = make_cases(2)
     answers = await crowd(swarm, cases)

@@ -74,7 +74,7 @@ MUTANTS = (
     Mutant(
         name="late-reads-count",
         breaks="What is read for an earlier order is stored.",
-        target="swarm.stage.kv_restore:KvRestorer.on_read",
+        target="swarm.stage.kv_restore:KvRestorer._find",
         old="if current is None or stored is None or current.order.ticket != event.ticket:",
         new="if current is None or stored is None:",
         caught_by=f"{SPILL}::test_an_answer_of_an_earlier_order_changes_nothing",
