@@ -71,7 +71,9 @@ ADDED: Final[Mapping[int, Mapping[str, bool]]] = {
         "replay_done.more": False,
         "send_kv": False,
         "spill_kv": False,
+        "step.proposed": False,
         "step.unshared": False,
+        "step_done.forced": True,
         "trouble.kv_overfull": True,
     },
 }

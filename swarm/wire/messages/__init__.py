@@ -100,11 +100,14 @@ from swarm.wire.messages.common import (
     num_blocks,
 )
 from swarm.wire.messages.data import (
+    MAX_PROPOSED,
     REPLAY_STEP,
     DataMessage,
     Failure,
+    ForcedTokens,
     KvPart,
     Open,
+    ProposedTail,
     RecheckHop,
     RecheckRoute,
     Row,

@@ -26,6 +26,7 @@ from swarm.wire.messages.common import (
 )
 from swarm.wire.messages.records import Edge, Hop, LayerRange, SequencePosition, TensorSpec, TokenLogprob
 
+MAX_PROPOSED: Final = 64  # proposed tokens of one sequence in a step
 REPLAY_STEP: Final = 0  # Step number of every replay: replays are not among the broker's numbered steps.
 
 
@@ -55,6 +56,20 @@ class Open(Record, frozen=True):
     tokens: TokenIds
     source: SequenceId | None = None
     shared: Position = 0
+
+
+class ProposedTail(Record, frozen=True):
+    """The last ``count`` tokens of a sequence's row are proposals: guesses of the tokens that will be drawn there."""
+
+    sequence: SequenceId
+    count: Annotated[int, msgspec.Meta(ge=1, le=MAX_PROPOSED)]
+
+
+class ForcedTokens(Record, frozen=True):
+    """The tokens with which a sequence's grammar continues, because it leaves only one text."""
+
+    sequence: SequenceId
+    tokens: Annotated[tuple[TokenId, ...], msgspec.Meta(max_length=MAX_PROPOSED)]
 
 
 class Sampled(Record, frozen=True):
@@ -102,6 +117,9 @@ class Step(Message, frozen=True):
     ``trial``: the step is a recheck. The receiver computes it when idle, for a comparison, and stores nothing of it.
     ``unshared``: the opened sequences of which every stage copies the source's positions and shares none;
     not in the frame if there are none, because stages of older protocols refuse it and never share.
+    ``proposed``: the rows that end in proposed tokens. The last stage draws after the row's last certain token and
+    after each proposal that equals the token drawn before it, and stops at the first that differs. Not in the frame if
+    there are none, because stages of older protocols refuse it.
     """
 
     step: StepNumber
@@ -118,11 +136,17 @@ class Step(Message, frozen=True):
     hops: Annotated[tuple[Hop, ...], msgspec.Meta(max_length=MAX_STAGES)] = ()
     tensor: TensorSpec | None = None
     unshared: Annotated[tuple[SequenceId, ...], msgspec.Meta(max_length=MAX_ROWS)] | msgspec.UnsetType = msgspec.UNSET
+    proposed: Annotated[tuple[ProposedTail, ...], msgspec.Meta(max_length=MAX_ROWS)] | msgspec.UnsetType = msgspec.UNSET
 
 
 class StepDone(Message, frozen=True):
     """Result of the last stage for every step, even without sampled tokens. ``late``: sequences whose grammar is still
-    being compiled; their rows are computed, and a token is sampled when their last position is sent again."""
+    being compiled; their rows are computed, and a token is sampled when their last position is sent again.
+
+    ``kv``: for each row, the position up to which its tokens are certain: without the proposals that were refused.
+    ``sampled``: in the order of the rows, and within a row by position. ``forced``: tokens that are certain to follow
+    by the grammar, which the broker may propose; not in the frame if there are none.
+    """
 
     step: StepNumber
     kv: Annotated[tuple[SequencePosition, ...], msgspec.Meta(max_length=MAX_ROWS)]
@@ -130,6 +154,7 @@ class StepDone(Message, frozen=True):
     failed: Annotated[tuple[Failure, ...], msgspec.Meta(max_length=MAX_ROWS)]
     hops: Annotated[tuple[Hop, ...], msgspec.Meta(max_length=MAX_STAGES)]
     late: Annotated[tuple[SequenceId, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
+    forced: Annotated[tuple[ForcedTokens, ...], msgspec.Meta(max_length=MAX_ROWS)] | msgspec.UnsetType = msgspec.UNSET
 
 
 class KvPart(Message, frozen=True, kw_only=True):
