@@ -19,6 +19,7 @@ BROKER = (
     "state",
     "planning",
     "vocabulary",
+    "speculation",
     "steps",
     "reports",
     "recovery",
