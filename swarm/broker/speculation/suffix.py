@@ -60,8 +60,8 @@ NO_MATCH: Final = Match(0, -1, True)
 class ChainIndex:
     """Hash chains over a list of tokens, which may grow."""
 
-    def __init__(self, tokens: list[int]) -> None:
-        self.tokens = tokens
+    def __init__(self, text: list[int]) -> None:
+        self.text = text
         self._heads: dict[int, int] = {}  # hash of MIN_MATCH tokens -> last position at which they end
         self._previous = array("i")  # by position: the previous one with the same hash; -1 without one
 
@@ -71,7 +71,7 @@ class ChainIndex:
 
     def extend(self, stop: int) -> None:
         """Index the positions up to ``stop``."""
-        tokens, heads, previous = self.tokens, self._heads, self._previous
+        tokens, heads, previous = self.text, self._heads, self._previous
         start = len(previous)
         while start < min(MIN_MATCH - 1, stop):
             previous.append(-1)
@@ -86,23 +86,23 @@ class ChainIndex:
             heads[key] = position
             first, second = second, third
 
-    def find(self, text: Tokens[int]) -> Match:
-        """Return the longest suffix of ``text`` among the indexed positions, the most recent one of equal length."""
-        end = len(text) - 1
+    def find(self, tokens: Tokens[int]) -> Match:
+        """Return the longest suffix of ``tokens`` among the indexed positions, the most recent one of equal length."""
+        end = len(tokens) - 1
         if end + 1 < MIN_MATCH:
             return NO_MATCH
-        position = self._heads.get(text[end - 2] << 42 ^ text[end - 1] << 21 ^ text[end], -1)
+        position = self._heads.get(tokens[end - 2] << 42 ^ tokens[end - 1] << 21 ^ tokens[end], -1)
         if position < 0:
             return NO_MATCH
-        tokens, previous = self.tokens, self._previous
+        text, previous = self.text, self._previous
         length, best, continuations = 0, -1, []
         for _ in range(MAX_CANDIDATES):
             limit = min(MAX_MATCH, position + 1, end + 1)
             shared = 0
-            while shared < limit and tokens[position - shared] == text[end - shared]:
+            while shared < limit and text[position - shared] == tokens[end - shared]:
                 shared += 1
-            if shared >= MIN_MATCH and position + 1 < len(tokens):
-                continuations.append((shared, tokens[position + 1]))
+            if shared >= MIN_MATCH and position + 1 < len(text):
+                continuations.append((shared, text[position + 1]))
                 if shared > length:
                     length, best = shared, position
                     if shared == MAX_MATCH:
@@ -112,7 +112,7 @@ class ChainIndex:
                 break
         if best < 0:
             return NO_MATCH
-        following = tokens[best + 1]
+        following = text[best + 1]
         is_unanimous = all(token == following for shared, token in continuations if 2 * shared >= length)
         return Match(length, best, is_unanimous)
 
@@ -138,19 +138,19 @@ class _RecentAnswers:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.newer.tokens) + len(self.older.tokens)
+        return len(self.newer.text) + len(self.older.text)
 
     def add(self, answer: Tokens[int]) -> None:
         """Keep an answer, without its beginning if it is too long."""
-        if len(self.newer.tokens) + len(answer) >= self._max_tokens:
+        if len(self.newer.text) + len(answer) >= self._max_tokens:
             self.older, self.newer = self.newer, ChainIndex([])
-        self.newer.tokens.extend(answer[-self._max_tokens + 1 :])
-        self.newer.tokens.append(_SEPARATOR)
+        self.newer.text.extend(answer[-self._max_tokens + 1 :])
+        self.newer.text.append(_SEPARATOR)
 
     def extend(self, most: int) -> None:
         """Index at most this many tokens."""
         for index in (self.older, self.newer):
-            stop = min(len(index.tokens), index.num_indexed + most)
+            stop = min(len(index.text), index.num_indexed + most)
             most -= stop - index.num_indexed
             index.extend(stop)
 
@@ -160,11 +160,11 @@ class _Running:
     """Index of a running sequence, and the strength of its last proposal."""
 
     sequence: Sequence
-    index: ChainIndex = field(init=False)
+    chains: ChainIndex = field(init=False)
     strength: int = 0
 
     def __post_init__(self) -> None:
-        self.index = ChainIndex(self.sequence.tokens)
+        self.chains = ChainIndex(self.sequence.tokens)
 
 
 class SuffixProposer:
@@ -193,7 +193,7 @@ class SuffixProposer:
         if most <= 0 or not tokens:
             return ()
         self._extend(running, len(tokens) - 1)
-        best, text = running.index.find(tokens), tokens
+        best, text = running.chains.find(tokens), tokens
         period = len(tokens) - 1 - best.position
         recent = self._recent.get(sequence.request.tenant)
         if recent is not None and best.length < MAX_MATCH:
@@ -201,7 +201,7 @@ class SuffixProposer:
             for index in (recent.newer, recent.older):
                 match = index.find(tokens)
                 if match.length > best.length:
-                    best, text, period = match, index.tokens, 0
+                    best, text, period = match, index.text, 0
         if not best.length:
             return ()
         running.strength = 2 * best.length.bit_length() - (2 - best.is_unanimous)
@@ -217,7 +217,7 @@ class SuffixProposer:
         running = self._running.pop(sequence, None)
         if running is None:
             return
-        self._num_indexed -= running.index.num_indexed
+        self._num_indexed -= running.chains.num_indexed
         ended = running.sequence
         if ended.state is SequenceState.ENDED and ended.reason in _FINISHED:
             self.remember(ended.request.tenant, ended.tokens[ended.num_prompt :])
@@ -236,10 +236,10 @@ class SuffixProposer:
 
     def _extend(self, running: _Running, stop: int) -> None:
         """Index the next slice of a running sequence, as far as memory is left."""
-        index = running.index
+        index = running.chains
         if index.num_indexed > stop:  # a stop string has cut the answer
             self._num_indexed -= index.num_indexed
-            index = running.index = ChainIndex(running.sequence.tokens)
+            index = running.chains = ChainIndex(running.sequence.tokens)
         stop = min(stop, index.num_indexed + self._limits.slice_tokens)
         while self._recent and self.num_tokens + stop - index.num_indexed > self._limits.max_tokens:
             self._drop_oldest()
