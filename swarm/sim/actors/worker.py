@@ -277,6 +277,8 @@ class WorkerNode:
         actions = self.core.handle(event, self._world.now)
         if isinstance(event, stage_event.StepArrived):
             self.misreporter.on_step(event.step)
+        elif isinstance(event, stage_event.OrderArrived) and isinstance(event.order, SendKv):
+            self._cluster.speculation_check.on_order(event.order, self)
         for action in actions:
             if self.is_alive:
                 self._check_speculation(action)

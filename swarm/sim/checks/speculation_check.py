@@ -26,7 +26,7 @@ from swarm.stage.actions import (
     SpillChunk,
     TruncateSequence,
 )
-from swarm.wire.messages import REPLAY_STEP, Activated, HeldSequence, Step
+from swarm.wire.messages import REPLAY_STEP, Activated, HeldSequence, Order, SendKv, Step
 
 if TYPE_CHECKING:
     from swarm.sim.views import SceneView, WorkerView
@@ -40,11 +40,17 @@ class SpeculationCheck:
         self._expected = ExpectedStates(num_layers)
         # by worker and sequence: the position from which on its tokens are proposals that nothing has settled
         self._certain: dict[tuple[str, int], int] = {}
+        self._named: dict[str, dict[int, int]] = {}  # by worker: positions that the broker ordered it to send
         self._journalled: dict[int, int] = {}  # by sequence: the end of what this broker has had written
         self.num_proposed = 0  # tokens
-        self.num_in_order = 0  # …
 
     # --- at the stages -----------------------------------------------------------------------------------------------
+
+    def on_order(self, order: SendKv, node: WorkerView) -> None:
+        """Record exact positions that the broker names: it knows which proposals were accepted."""
+        self._named[node.incarnation] = {
+            item.sequence: item.position for target in order.targets for item in target.until
+        }
 
     def on_stage_action(self, action: Action, node: WorkerView) -> None:
         """Check an action that a stage's core has ordered."""
@@ -81,7 +87,8 @@ class SpeculationCheck:
 
     def _demand_certain(self, node: WorkerView, sequence: int, stop: int, verb: str) -> None:
         certain = self._certain.get((node.incarnation, sequence))
-        if certain is not None and stop > certain:
+        named = self._named.get(node.incarnation, {}).get(sequence, 0)
+        if certain is not None and stop > max(certain, named):
             raise Violation(
                 f"I17: {node.incarnation} {verb} {stop} positions of sequence {sequence}, {certain} are certain"
             )
@@ -90,6 +97,13 @@ class SpeculationCheck:
 
     def on_broker_restarted(self) -> None:
         self._journalled.clear()
+
+    def on_message(self, order: Order, state: State) -> None:
+        """Check the positions that an order names."""
+        for item in (item for target in order.targets for item in target.until) if isinstance(order, SendKv) else ():
+            sequence = state.sequences.get(item.sequence)
+            if sequence is not None and item.position > sequence.kv:
+                raise Violation(f"I17: sequence {item.sequence} is to be sent up to {item.position}, {sequence.kv} count")
 
     def on_dispatch(self, step: Step) -> None:
         """Check a step that the broker sends."""
