@@ -373,6 +373,7 @@ class Cluster:
             effects.check_effects(snapshot, self.broker.core.state, self.workers)
             if self.speculation is not None:
                 self.speculation_check.check_step(snapshot, self.broker.core.state)
+                self.speculation_check.check_preemptions(self.broker.core.state)
             self.verdict_check.check(self.broker.core.state)
             self.blame_check.check(self.broker.core.state)
 

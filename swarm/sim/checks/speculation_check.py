@@ -42,6 +42,7 @@ class SpeculationCheck:
         self._certain: dict[tuple[str, int], int] = {}
         self._named: dict[str, dict[int, int]] = {}  # by worker: positions that the broker ordered it to send
         self._journalled: dict[int, int] = {}  # by sequence: the end of what this broker has had written
+        self._num_preempted = 0  # by this broker
         self.num_proposed = 0  # tokens
 
     # --- at the stages -----------------------------------------------------------------------------------------------
@@ -97,6 +98,7 @@ class SpeculationCheck:
 
     def on_broker_restarted(self) -> None:
         self._journalled.clear()
+        self._num_preempted = 0
 
     def on_message(self, order: Order, state: State) -> None:
         """Check the positions that an order names."""
@@ -113,6 +115,17 @@ class SpeculationCheck:
             if row is None or tail.count != row.count - 1 or not row.sample:
                 raise Violation(f"I17: step {step.step} proposes {tail.count} tokens in {row}")
             self.num_proposed += tail.count
+
+    def check_preemptions(self, state: State) -> None:
+        """Check, after each event, that no sequence was preempted while blocks were taken for proposals only."""
+        num_preempted = int(state.counters.get("preemptions", 0))
+        if num_preempted > self._num_preempted:
+            for flight in state.in_flight.values():
+                for number, proposal in flight.proposals.items():
+                    sequence = state.sequences.get(number)
+                    if sequence is not None and flight.is_current(sequence) and sequence.blocks > proposal.blocks:
+                        raise Violation(f"I17: a sequence was preempted, and blocks of {number} are for proposals only")
+        self._num_preempted = num_preempted
 
     def on_written(self, action: WriteTokens, state: State) -> None:
         """Check new tokens on their way to the journal."""
