@@ -281,6 +281,8 @@ class BrokerService:
                 log.debug("event", cause=cause, **fields)
             for action in actions:
                 answer = self._perform(act.add_cause(action, cause))
+                if failpoints.armed and isinstance(action, act.Dispatch) and action.step.proposed:
+                    failpoints.hit("broker.proposes")
                 if answer is not None:
                     events.append(answer)
 

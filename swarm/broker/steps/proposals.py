@@ -7,9 +7,10 @@ refused tokens needed are free again.
 
 from __future__ import annotations
 
+from swarm.broker.speculation.proposer import Proposal
 from swarm.broker.speculation.speculation import Speculation
 from swarm.broker.state import InFlightProposal, InFlightStep, Sequence, SequenceState, State
-from swarm.wire.messages import BLOCK, MAX_PROPOSED, num_blocks
+from swarm.wire.messages import BLOCK, MAX_PROPOSED, MAX_ROWS, num_blocks
 
 SPECULATION_VERSION = 4  # of the protocol: the first whose stages verify proposed tokens
 
@@ -22,16 +23,27 @@ def choose_proposals(
     if not speculation.is_active or not state.rebuilding.is_idle or not _can_verify(state):
         return {}
     proposals: dict[int, InFlightProposal] = {}
-    left = step_tokens - sum(count for _, count in chosen)
+    # a last stage may return a token for each row and each proposed token
+    left = min(step_tokens - sum(count for _, count in chosen), MAX_ROWS - len(chosen))
     for sequence, _ in chosen:
         most = min(left, max_proposed(state, sequence))
-        proposal = speculation.propose(sequence, most) if most > 0 else None
+        proposal = _limit(state, speculation.propose(sequence, most), most) if most > 0 else None
         if proposal is not None and proposal.tokens:
             blocks = sequence.blocks
             state.running.resize(sequence, max(blocks, num_blocks(sequence.sampled + len(proposal.tokens))))
             proposals[sequence.id] = InFlightProposal(proposal.proposer, proposal.tokens, sequence.sampled, blocks)
             left -= len(proposal.tokens)
     return proposals
+
+
+def _limit(state: State, proposal: Proposal | None, most: int) -> Proposal | None:
+    """Cut a proposal to ``most`` tokens, and before the first one that is not in the model's vocabulary: no stage could
+    compute it. A grammar's tokens come from a worker."""
+    if proposal is None or state.manifest is None:
+        return None
+    tokens = proposal.tokens[:most]
+    foreign = (index for index, token in enumerate(tokens) if not 0 <= token < state.manifest.vocab_size)
+    return Proposal(proposal.proposer, tokens[: next(foreign, len(tokens))])
 
 
 def max_proposed(state: State, sequence: Sequence) -> int:
