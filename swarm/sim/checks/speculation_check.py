@@ -105,7 +105,9 @@ class SpeculationCheck:
         for item in (item for target in order.targets for item in target.until) if isinstance(order, SendKv) else ():
             sequence = state.sequences.get(item.sequence)
             if sequence is not None and item.position > sequence.kv:
-                raise Violation(f"I17: sequence {item.sequence} is to be sent up to {item.position}, {sequence.kv} count")
+                raise Violation(
+                    f"I17: sequence {item.sequence} is to be sent up to {item.position}, {sequence.kv} count"
+                )
 
     def on_dispatch(self, step: Step) -> None:
         """Check a step that the broker sends."""
