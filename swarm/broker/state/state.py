@@ -179,6 +179,8 @@ class State:
     to_release: list[int] = field(default_factory=list)  # sequences that the stages release with the next step
     # ended sequences whose prefix the stages keep with the next step
     to_retire: list[SequencePosition] = field(default_factory=list)
+    # running sequences that have given back blocks of refused proposals: the next step cuts them in the stages
+    to_truncate: list[Sequence] = field(default_factory=list)
     journal_notes: tuple[str, ...] = ()  # damage found in the journal
     journal_problem: str = ""  # why the journal can't be written at present
     journal_figures: Json = field(default_factory=dict)
@@ -355,6 +357,7 @@ class State:
         self.next_step += 1
         self.to_release.clear()
         self.to_retire.clear()
+        self.to_truncate.clear()
         for sequence, _ in ends:
             self.running.refresh(sequence)
 
@@ -415,6 +418,7 @@ class State:
         self.in_flight.clear()
         self.to_release.clear()
         self.to_retire.clear()
+        self.to_truncate.clear()
         self.prefix.clear()
         self.restores.end_plan()
         self.shared.clear(self.plans.share_unit if self.prefix.rules.is_enabled else 0)

@@ -8,10 +8,12 @@ sequence, and no sequence is preempted for blocks that are about to become free 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from swarm.broker.speculation.proposer import Proposal
 from swarm.broker.speculation.speculation import Speculation
 from swarm.broker.state import InFlightProposal, InFlightStep, Sequence, SequenceState, State
-from swarm.wire.messages import BLOCK, MAX_PROPOSED, MAX_ROWS, num_blocks
+from swarm.wire.messages import BLOCK, MAX_PROPOSED, MAX_ROWS, SequencePosition, num_blocks
 
 SPECULATION_VERSION = 4  # of the protocol: the first whose stages verify proposed tokens
 
@@ -80,7 +82,21 @@ def settle_proposals(state: State, speculation: Speculation, flight: InFlightSte
         if not sequence.pending:  # the last stage returned no token that the next step could begin with
             sequence.redraw_last()
             state.running.refresh(sequence)
-        state.running.resize(sequence, max(proposal.blocks, num_blocks(sequence.scheduled)))
+        blocks = max(proposal.blocks, num_blocks(sequence.scheduled))
+        if blocks < sequence.blocks:  # the stages must drop the refused positions before others get the blocks
+            state.to_truncate.append(sequence)
+        state.running.resize(sequence, blocks)
+
+
+def refused_positions(state: State, chosen: Iterable[Sequence]) -> list[SequencePosition]:
+    """Return the positions to which the next step cuts sequences that have given blocks back and have no row in it."""
+    has_row = {sequence.id for sequence in chosen}
+    return [
+        SequencePosition(sequence.id, sequence.kv)
+        for sequence in state.to_truncate
+        if sequence.state is SequenceState.RUNNING and sequence.is_open_in_stages and sequence.truncate
+        if sequence.id not in has_row
+    ]
 
 
 def count_equal(proposed: tuple[int, ...], drawn: list[int]) -> int:

@@ -34,7 +34,7 @@ from swarm.broker.speculation.speculation import Speculation
 from swarm.broker.state import InFlightProposal, InFlightStep, Sequence, SequenceState, State
 from swarm.broker.state.costs import CHUNK
 from swarm.broker.steps.kv_capacity import KvAllocator, shareable_positions
-from swarm.broker.steps.proposals import choose_proposals
+from swarm.broker.steps.proposals import choose_proposals, refused_positions
 from swarm.broker.steps.restoring import begin_restore
 from swarm.wire.messages import (
     BLOCK,
@@ -385,7 +385,7 @@ def _build(
     rows: list[Row] = []
     tokens: list[int] = []
     opens: list[Open] = []
-    truncates: list[SequencePosition] = []
+    truncates = refused_positions(state, (sequence for sequence, _ in chosen)) if state.to_truncate else []
     unshared: list[int] = []
     for sequence, count in (*((sequence, 0) for sequence in unopened), *chosen):
         if not sequence.is_open_in_stages:
