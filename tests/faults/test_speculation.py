@@ -56,7 +56,9 @@ async def test_a_stage_is_killed_with_proposals(bench: Bench, place: int, fault:
         await bench.struck(times + 1)
 
 
-@pytest.mark.parametrize("fault", ["broker.proposes=kill@3", *long("broker.proposes=kill@1", "broker.proposes=kill@15")])
+@pytest.mark.parametrize(
+    "fault", ["broker.proposes=kill@3", *long("broker.proposes=kill@1", "broker.proposes=kill@15")]
+)
 async def test_the_broker_is_killed_with_proposals_in_flight(bench: Bench, swarm: Swarm, fault: str) -> None:
     """The next broker knows nothing of them, and workers list none of their positions."""
     swarm.kill_broker()

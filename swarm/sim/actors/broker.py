@@ -338,12 +338,7 @@ class BrokerNode:
         self._cluster.promise_check.check_action(action)
         if isinstance(action, broker_act.SendToWorker | broker_act.Dispatch):
             self._cluster.spill_check.on_action(action, state)
-        if isinstance(action, broker_act.Dispatch):
-            self._cluster.speculation_check.on_dispatch(action.step)
-        elif isinstance(action, broker_act.SendToWorker):
-            self._cluster.speculation_check.on_message(action.message, state)
-        elif isinstance(action, broker_act.WriteTokens) and not self._repeats_writes:
-            self._cluster.speculation_check.on_written(action, state)
+        self._cluster.speculation_check.on_action(action, state, is_repeated=self._repeats_writes)
         if isinstance(action, broker_act.SendToWorker) and isinstance(action.message, Prepare):
             self._cluster.sender_check.on_plan(state)
         if isinstance(action, broker_act.SendToWorker) and isinstance(action.message, Activate):

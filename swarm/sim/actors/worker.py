@@ -91,9 +91,7 @@ class WorkerNode:
         if name in self._machines.unlike:
             self.executor.bits = "other bits"
         cluster.spill_check.record_worker(self.incarnation, self.executor.bits)
-        self.misreporter = Misreporter(
-            cluster.speculation, cluster.manifest.vocab_size, self._world.speculation_random
-        )
+        self.misreporter = Misreporter(cluster.speculation, cluster.manifest.vocab_size, self._world.speculation_random)
         self.device = SimDevice(cluster, self.executor, self._machines.slowness.get(name, 1.0))
         self.is_alive = True
         # frozen: stopped as by SIGSTOP; hung: only the compute thread has stopped

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from swarm.broker.actions import WriteTokens
+from swarm.broker.actions import Action as BrokerAction
+from swarm.broker.actions import Dispatch, SendToWorker, WriteTokens
 from swarm.broker.state import SequenceState, State
 from swarm.sim.checks.audit import Violation
 from swarm.sim.checks.chains import ExpectedStates
@@ -100,14 +101,26 @@ class SpeculationCheck:
         self._journalled.clear()
         self._num_preempted = 0
 
-    def on_message(self, order: Order, state: State) -> None:
+    def on_action(self, action: BrokerAction, state: State, *, is_repeated: bool) -> None:
+        """Check what the broker is about to do. ``is_repeated``: writes are those of an earlier moment."""
+        match action:
+            case Dispatch(step):
+                self._on_dispatch(step)
+            case SendToWorker(_, message):
+                self._on_message(message, state)
+            case WriteTokens() if not is_repeated:
+                self._on_written(action, state)
+            case _:
+                pass
+
+    def _on_message(self, order: Order, state: State) -> None:
         """Check the positions that an order names."""
         for item in (item for target in order.targets for item in target.until) if isinstance(order, SendKv) else ():
             sequence = state.sequences.get(item.sequence)
             if sequence is not None and item.position > sequence.kv:
-                raise Violation(f"I17: sequence {item.sequence} is to be sent up to {item.position}, {sequence.kv} count")
+                raise Violation(f"I17: {item.position} positions of {item.sequence} are named, {sequence.kv} count")
 
-    def on_dispatch(self, step: Step) -> None:
+    def _on_dispatch(self, step: Step) -> None:
         """Check a step that the broker sends."""
         rows = {row.sequence: row for row in step.rows}
         for tail in step.proposed or ():
@@ -119,15 +132,11 @@ class SpeculationCheck:
     def check_preemptions(self, state: State) -> None:
         """Check, after each event, that no sequence was preempted while blocks were taken for proposals only."""
         num_preempted = int(state.counters.get("preemptions", 0))
-        if num_preempted > self._num_preempted:
-            for flight in state.in_flight.values():
-                for number, proposal in flight.proposals.items():
-                    sequence = state.sequences.get(number)
-                    if sequence is not None and flight.is_current(sequence) and sequence.blocks > proposal.blocks:
-                        raise Violation(f"I17: a sequence was preempted, and blocks of {number} are for proposals only")
+        if num_preempted > self._num_preempted and (holders := _holders_for_proposals(state)):
+            raise Violation(f"I17: a sequence was preempted, and {holders} hold blocks for proposals only")
         self._num_preempted = num_preempted
 
-    def on_written(self, action: WriteTokens, state: State) -> None:
+    def _on_written(self, action: WriteTokens, state: State) -> None:
         """Check new tokens on their way to the journal."""
         sequences = [new.sequence for new in action.tokens]
         if len(set(sequences)) < len(sequences):
@@ -168,3 +177,15 @@ class SpeculationCheck:
                             f"I17: of sequence {number} {sequence.kv} positions count, and {stage.incarnation} holds "
                             f"those of other tokens in layer {layer}"
                         )
+
+
+def _holders_for_proposals(state: State) -> list[int]:
+    """Return the sequences that hold blocks only for proposed tokens in flight."""
+    return [
+        number
+        for flight in state.in_flight.values()
+        for number, proposal in flight.proposals.items()
+        if (sequence := state.sequences.get(number)) is not None
+        and flight.is_current(sequence)
+        and sequence.blocks > proposal.blocks
+    ]

@@ -3,17 +3,14 @@ what breaks a rule about them is noticed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
 
 import msgspec
-import pytest
 
 from swarm.broker.state import Request, Sequence
 from swarm.params import SamplingParams
 from swarm.sim.actors.guesses import SimProposer
 from swarm.sim.actors.misreports import Misreporter
-from swarm.sim.run import Outcome, run
 from swarm.sim.schedules.schedule import Guess, Misreport, SpeculationConditions
 from swarm.sim.schedules.variations import GUESSES, MISREPORTS, make_full_schedule
 from swarm.testing import fake_continuation, fake_manifest
