@@ -21,10 +21,17 @@ import numpy as np
 from swarm.errors import KvFull
 from swarm.params import SamplingParams
 from swarm.stage.executor import Batch, Executor, SampleJob
-from swarm.wire.draft_messages import AskedSequence, AskProposals, CaughtUp, DraftedTokens, Proposals
+from swarm.wire.draft_messages import (
+    CATCH_UP,
+    AskedSequence,
+    AskProposals,
+    CaughtUp,
+    DraftedTokens,
+    Proposals,
+    class_of,
+)
 from swarm.wire.messages import Row, Sampled
 
-CATCH_UP = 256  # positions, of all sequences together, that a request may compute before its first draw
 CHUNK = 64  # positions computed between two requests; one that arrives meanwhile waits for the chunk's end
 
 
@@ -61,6 +68,7 @@ class _Proposal:
     most: int
     tokens: list[int]
     logprobs: list[float]
+    acceptance: float = 1.0  # probability that all of its tokens are accepted
     is_done: bool = False
 
 
@@ -101,7 +109,7 @@ class Drafter:
         ready = self._take_ready(asked)
         passes = 0
         while running := [proposal for proposal in ready if not proposal.is_done]:
-            self._draw(running, ask.least)
+            self._draw(running, ask)
             passes += 1
         drafted = tuple(
             DraftedTokens(p.sequence.id, p.start, tuple(p.tokens), tuple(p.logprobs)) for p in ready if p.tokens
@@ -182,7 +190,7 @@ class Drafter:
 
     # --- computing ---------------------------------------------------------------------------------------------------
 
-    def _draw(self, proposals: Sequence[_Proposal], least: float) -> None:
+    def _draw(self, proposals: Sequence[_Proposal], ask: AskProposals) -> None:
         """Draw the next token of each proposal; proposals that end with it, or can't go on, are done."""
         sequences = [proposal.sequence for proposal in proposals]
         sampled = self._forward(sequences, [sequence.pending for sequence in sequences], draws=True)
@@ -200,9 +208,10 @@ class Drafter:
             proposal.tokens.append(draw.token)
             proposal.logprobs.append(logprob)
             proposal.sequence.tokens.append(draw.token)
+            proposal.acceptance *= ask.acceptance[class_of(logprob)]
             proposal.is_done = (
                 len(proposal.tokens) >= proposal.most
-                or logprob < least
+                or proposal.acceptance < ask.least
                 or proposal.sequence.is_end(draw.token, self._eos_token_ids)
             )
 

@@ -7,6 +7,7 @@ draft process. ``position`` and ``start`` count tokens of the whole sequence, pr
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Final
 
 import msgspec
@@ -31,6 +32,8 @@ from swarm.wire.messages.common import (
 LENGTH_BYTES: Final = 4
 MAX_FRAME_BYTES: Final = 16 << 20
 MAX_ASKED: Final = 256  # sequences of one request
+CATCH_UP: Final = 64  # positions, of all sequences together, that a request computes before its first draws
+NUM_CLASSES: Final = 16  # classes of log probabilities
 
 _SequenceIds = Annotated[tuple[SequenceId, ...], msgspec.Meta(max_length=MAX_SEQUENCES)]
 
@@ -68,12 +71,22 @@ class _DraftMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     """Base class of the messages."""
 
 
+def class_of(logprob: float) -> int:
+    """Return the class of a log probability: 0 for a certain token, the last for everything improbable."""
+    return min(NUM_CLASSES - 1, int(5 * math.sqrt(max(0.0, -logprob)))) if logprob > -math.inf else NUM_CLASSES - 1
+
+
 class AskProposals(_DraftMessage, frozen=True):
-    """Request for proposals. A sequence's proposal ends with the first token whose log probability is below ``least``.
-    ``forget``: sequences that have ended, which the draft process drops first."""
+    """Request for proposals.
+
+    ``acceptance``: how likely the stages draw a proposed token too, by the class of its log probability, if they have
+    drawn those before it. A proposal ends with the token at which the product of these falls below ``least``.
+    ``forget``: sequences that have ended, which the draft process drops first.
+    """
 
     number: Whole
     least: float
+    acceptance: Annotated[tuple[float, ...], msgspec.Meta(min_length=NUM_CLASSES, max_length=NUM_CLASSES)]
     sequences: Annotated[tuple[AskedSequence, ...], msgspec.Meta(max_length=MAX_ASKED)]
     forget: _SequenceIds = ()
 

@@ -7,16 +7,24 @@ from collections.abc import Sequence
 
 import pytest
 
-from swarm.draft.drafter import CATCH_UP, CHUNK, Drafter
+from swarm.draft.drafter import CHUNK, Drafter
 from swarm.params import Grammar, SamplingParams
 from swarm.testing import FakeExecutor, fake_continuation, fake_manifest
-from swarm.wire.draft_messages import AskedSequence, AskProposals, CaughtUp, DraftOpening, Proposals
+from swarm.wire.draft_messages import (
+    CATCH_UP,
+    NUM_CLASSES,
+    AskedSequence,
+    AskProposals,
+    CaughtUp,
+    DraftOpening,
+    Proposals,
+    class_of,
+)
 from swarm.wire.messages import BLOCK, LayerRange
 
 PROMPT = (5, 6, 7)
 GREEDY = SamplingParams(max_tokens=60, ignore_eos=True)
 SAMPLED = SamplingParams(max_tokens=60, temperature=0.8, top_p=0.9, ignore_eos=True)
-ANYTHING = -math.inf
 
 
 def executor(capacity: int = 1 << 14, context: int = 4096) -> FakeExecutor:
@@ -46,9 +54,13 @@ def opened(
 
 
 def ask(
-    drafter: Drafter, *sequences: AskedSequence, least: float = ANYTHING, forget: tuple[int, ...] = ()
+    drafter: Drafter,
+    *sequences: AskedSequence,
+    least: float = 0.0,
+    acceptance: tuple[float, ...] = (1.0,) * NUM_CLASSES,
+    forget: tuple[int, ...] = (),
 ) -> Proposals:
-    return drafter.propose(AskProposals(1, least, sequences, forget))
+    return drafter.propose(AskProposals(1, least, acceptance, sequences, forget))
 
 
 def continuation(tokens: Sequence[int], params: SamplingParams = GREEDY, num: int = 60, seed: int = 11) -> list[int]:
@@ -105,12 +117,21 @@ def test_sequences_of_a_request_are_computed_together(drafter: Drafter) -> None:
         assert list(drafted.tokens) == continuation(prompts[number], SAMPLED, seed=number)[:number]
 
 
-def test_an_unlikely_token_ends_a_proposal(drafter: Drafter) -> None:
+def test_a_proposal_ends_where_it_is_hardly_accepted(drafter: Drafter) -> None:
+    """By the acceptance of its tokens' classes, multiplied, and with the token that makes it improbable."""
     (free,) = ask(drafter, opened(1, PROMPT, 20)).drafted
-    least = sorted(free.logprobs)[3]  # three of the twenty are below
-    first = next(n for n, logprob in enumerate(free.logprobs) if logprob < least)
-    (ended,) = ask(drafter, opened(2, PROMPT, 20), least=least).drafted
-    assert ended.tokens == free.tokens[: first + 1]
+    classes = [class_of(logprob) for logprob in free.logprobs]
+    acceptance = tuple(1 - number / 40 for number in range(NUM_CLASSES))
+    products = [math.prod(acceptance[c] for c in classes[: n + 1]) for n in range(20)]
+    for number in (0, 4, 11):
+        (ended,) = ask(drafter, opened(2, PROMPT, 20), least=products[number] + 1e-9, acceptance=acceptance).drafted
+        assert ended.tokens == free.tokens[: number + 1]
+        assert products[number] < products[number - 1] or number == 0
+
+
+def test_classes_of_log_probabilities_are_ordered() -> None:
+    assert [class_of(-x) for x in (0.0, 0.03, 0.05, 0.2, 1.0, 4.0, 9.0, 1e9)] == [0, 0, 1, 2, 5, 10, 15, 15]
+    assert class_of(-math.inf) == class_of(-1e300) == NUM_CLASSES - 1
 
 
 def test_an_end_of_sequence_ends_a_proposal(drafter: Drafter) -> None:
@@ -128,7 +149,7 @@ def test_a_grammar_is_not_followed(drafter: Drafter) -> None:
 
 def test_a_long_prompt_is_computed_between_requests(drafter: Drafter) -> None:
     """Meanwhile other sequences get their proposals."""
-    prompt = [n % 90 + 1 for n in range(CATCH_UP + 300)]
+    prompt = [n % 90 + 1 for n in range(CATCH_UP + 420)]
     first = ask(drafter, opened(1, prompt, 4, num_prompt=len(prompt)), opened(2, PROMPT, 4))
     assert first.behind == (1,)
     assert [drafted.sequence for drafted in first.drafted] == [2]
