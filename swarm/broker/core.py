@@ -10,6 +10,7 @@ many steps as may be in flight, which is why no other part needs to ask for it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -62,11 +63,14 @@ from swarm.broker.reports.statistics import PipelineStatistics, RequestLatencies
 from swarm.broker.reports.trace import RequestTracer
 from swarm.broker.requests.completion import RequestSettings
 from swarm.broker.requests.requests import RequestHandler
+from swarm.broker.speculation.proposer import Proposer
+from swarm.broker.speculation.speculation import Speculation
 from swarm.broker.state import State, WorkerState
 from swarm.broker.state.journal_snapshot import JournalSnapshot
 from swarm.broker.state.prefix import PrefixCache, PrefixRules
 from swarm.broker.state.workers import Judgement
 from swarm.broker.steps import scheduler
+from swarm.broker.steps.proposals import settle_proposals
 from swarm.broker.steps.scheduler import SchedulerSettings
 from swarm.wire.messages import (
     NO_LINEAGE,
@@ -86,6 +90,7 @@ from swarm.wire.messages import (
     PlanCommand,
     Query,
     ShowSettings,
+    Step,
     StepDone,
     Stop,
     StopWorker,
@@ -143,8 +148,16 @@ class CoreSettings:
 class BrokerCore:
     """Decides what the broker does (see the module)."""
 
-    def __init__(self, settings: CoreSettings, now: float, snapshot: JournalSnapshot | None = None) -> None:
+    def __init__(
+        self,
+        settings: CoreSettings,
+        now: float,
+        snapshot: JournalSnapshot | None = None,
+        *,
+        proposers: Iterable[Proposer] = (),
+    ) -> None:
         self.settings = settings
+        self.speculation = Speculation(proposers)
         self.state = State(
             lineage=settings.lineage, started_at=now, now=now, ticked_at=now, prefix=PrefixCache(settings.prefix)
         )
@@ -305,7 +318,7 @@ class BrokerCore:
             self._members.on_damaged_message(now)
 
     def _fill_pipeline(self, now: float) -> None:
-        while (step := scheduler.next_step(self.state, self.settings.scheduler, now)) is not None:
+        while (step := self._next_step(now)) is not None:
             self.state.count("steps")
             self.state.count("rows", len(step.rows))
             self.state.count("positions", len(step.tokens))
@@ -314,6 +327,9 @@ class BrokerCore:
             self._out.append(Dispatch(step))
         for sequence in self.state.take_deadline_unreachable():
             self._requests.completer.fail_too_late(sequence, now)
+
+    def _next_step(self, now: float) -> Step | None:
+        return scheduler.next_step(self.state, self.settings.scheduler, now, self.speculation)
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
@@ -341,7 +357,8 @@ class BrokerCore:
             num_tokens=flight.num_tokens, rebuilding=is_rebuilding, now=now
         ):
             self._reconfiguration.log_recovery(recovery)
-        self._requests.collector.collect(done.sampled, done.hops, now)
+        self._requests.collector.collect(done.sampled, done.hops, flight, now)
+        settle_proposals(self.state, self.speculation, flight)
         for failure in done.failed:
             sequence = self.state.sequences.get(failure.sequence)
             if sequence is not None:

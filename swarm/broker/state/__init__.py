@@ -28,6 +28,7 @@ from swarm.broker.state.sequences import Request, Sequence
 from swarm.broker.state.state import (
     AcceptState,
     HostRegistry,
+    InFlightProposal,
     InFlightStep,
     KeyState,
     ModelUpload,

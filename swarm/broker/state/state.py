@@ -26,6 +26,17 @@ from swarm.wire.messages import BLOCK, NO_LINEAGE, Asset, HostHello, Json, Linea
 from swarm.wire.shared_positions import SharedPositions
 
 
+@dataclass(frozen=True, slots=True)
+class InFlightProposal:
+    """Tokens that a step proposes for a sequence. ``start``: position of the first one. ``blocks``: KV blocks of the
+    sequence without them."""
+
+    proposer: str
+    tokens: tuple[int, ...]
+    start: int
+    blocks: int
+
+
 @dataclass(slots=True)
 class InFlightStep:
     """A step in the pipeline."""
@@ -34,6 +45,11 @@ class InFlightStep:
     sent_at: float
     num_tokens: int = 0
     residencies: dict[int, int] = field(default_factory=dict)  # sequence -> its ``residency`` when the step was sent
+    proposals: dict[int, InFlightProposal] = field(default_factory=dict)  # by sequence
+
+    def is_current(self, sequence: Sequence) -> bool:
+        """Whether the sequence has not been preempted since the step was sent."""
+        return self.residencies.get(sequence.id) == sequence.residency
 
 
 @dataclass(slots=True)
@@ -313,10 +329,17 @@ class State:
         """Whether steps or replays are in flight."""
         return bool(self.in_flight) or bool(self.rebuilding.in_progress)
 
-    def record_dispatch(self, num_tokens: int, ends: tuple[tuple[Sequence, int], ...], now: float) -> None:
-        """Record the step that has just been sent. It has also carried the releases to the stages."""
+    def record_dispatch(
+        self,
+        num_tokens: int,
+        ends: tuple[tuple[Sequence, int], ...],
+        now: float,
+        proposals: dict[int, InFlightProposal],
+    ) -> None:
+        """Record the step that has just been sent. It has also carried the releases to the stages. ``num_tokens``:
+        positions that it computes, those of proposed tokens included."""
         stays = {sequence.id: sequence.residency for sequence, _ in ends}
-        self.in_flight[self.next_step] = InFlightStep(ends, now, num_tokens, stays)
+        self.in_flight[self.next_step] = InFlightStep(ends, now, num_tokens, stays, proposals)
         self.next_step += 1
         self.to_release.clear()
         self.to_retire.clear()

@@ -30,11 +30,23 @@ from typing import Literal, NamedTuple
 from msgspec import UNSET
 
 from swarm.broker.planner.pauses import MAX_PAUSE_S, resumes_at_once, step_pause_s
-from swarm.broker.state import InFlightStep, Sequence, SequenceState, State
+from swarm.broker.speculation.speculation import Speculation
+from swarm.broker.state import InFlightProposal, InFlightStep, Sequence, SequenceState, State
 from swarm.broker.state.costs import CHUNK
 from swarm.broker.steps.kv_capacity import KvAllocator, shareable_positions
+from swarm.broker.steps.proposals import choose_proposals
 from swarm.broker.steps.restoring import begin_restore
-from swarm.wire.messages import BLOCK, MAX_HEADER_BYTES, MAX_ROWS, Open, Row, SequencePosition, Step, num_blocks
+from swarm.wire.messages import (
+    BLOCK,
+    MAX_HEADER_BYTES,
+    MAX_ROWS,
+    Open,
+    ProposedTail,
+    Row,
+    SequencePosition,
+    Step,
+    num_blocks,
+)
 from swarm.wire.shared_positions import Departures
 
 Mode = Literal["batch", "overlapped", "auto"]
@@ -53,6 +65,7 @@ MAX_DEFERRED = 256  # sequences that wait for another one's prompt and are skipp
 MIN_PROMPT_SHARE = 64
 # maximum size of ``Open`` records in a step's header; the rest of the header is far shorter
 MAX_OPEN_BYTES = MAX_HEADER_BYTES // 2
+NO_SPECULATION = Speculation()
 KV_SHORT = 0.05  # free fraction of KV blocks below which prompts get the minimum
 
 
@@ -166,7 +179,9 @@ def _record_admission(state: State, sequence: Sequence, overtaken: list[Sequence
 # --- the step ---------------------------------------------------------------------------------------------------------
 
 
-def next_step(state: State, settings: SchedulerSettings, now: float) -> Step | None:
+def next_step(
+    state: State, settings: SchedulerSettings, now: float, speculation: Speculation = NO_SPECULATION
+) -> Step | None:
     """Return the step to dispatch now, and record it in the state as sent; None if there is nothing to send."""
     plan = state.plans.current
     if plan is None or not state.plans.is_serving:
@@ -176,11 +191,13 @@ def next_step(state: State, settings: SchedulerSettings, now: float) -> Step | N
     if len(state.in_flight) >= most or not _has_work(state) or _must_yield_to_replays(state, now):
         return None
     admit(state, settings, now)
-    chosen = _choose(state, settings, most)
+    chosen = _choose(state, settings, most, speculation)
     unopened = _choose_unopened(state, chosen)
     if not chosen and not unopened and not state.to_release and not state.to_retire:
         return None
-    return _build(state, chosen, unopened, plan.epoch, now)
+    may_propose = settings.kv_cache and speculation.is_active
+    proposals = choose_proposals(state, speculation, chosen, settings.step_tokens) if may_propose else {}
+    return _build(state, chosen, unopened, proposals, now)
 
 
 def _has_work(state: State) -> bool:
@@ -242,7 +259,9 @@ def _choose_eligible(state: State) -> _EligibleSequences:
     return _EligibleSequences(*([s for s in each if s is first] for each in everything))
 
 
-def _choose(state: State, settings: SchedulerSettings, most_in_flight: int) -> list[tuple[Sequence, int]]:
+def _choose(
+    state: State, settings: SchedulerSettings, most_in_flight: int, speculation: Speculation
+) -> list[tuple[Sequence, int]]:
     """Return (sequence, number of tokens) in the order of the step's rows."""
     allocator = KvAllocator(state, settings.kv_headroom, settings.max_running)
     reserved = _reserve_for_prompts(state, settings)
@@ -253,7 +272,7 @@ def _choose(state: State, settings: SchedulerSettings, most_in_flight: int) -> l
     for sequence in list(state.running.due.values()) if eligible is None else eligible.due:
         if len(chosen) >= most:
             break
-        if not _fits_into_header(sequence, open_bytes):
+        if not _fits_into_header(sequence, open_bytes) or speculation.is_waiting(sequence, state.now):
             continue
         if sequence.state is SequenceState.RUNNING and allocator.grow(sequence, sequence.sampled):
             chosen.append((sequence, 1))
@@ -353,7 +372,14 @@ def _choose_unopened(state: State, chosen: list[tuple[Sequence, int]]) -> list[S
     return opened
 
 
-def _build(state: State, chosen: list[tuple[Sequence, int]], unopened: list[Sequence], epoch: int, now: float) -> Step:
+def _build(
+    state: State,
+    chosen: list[tuple[Sequence, int]],
+    unopened: list[Sequence],
+    proposals: dict[int, InFlightProposal],
+    now: float,
+) -> Step:
+    assert state.plans.current is not None
     rows: list[Row] = []
     tokens: list[int] = []
     opens: list[Open] = []
@@ -367,14 +393,16 @@ def _build(state: State, chosen: list[tuple[Sequence, int]], unopened: list[Sequ
             state.release_fork(sequence)  # a release of the copied sequence can only follow this step now
         if sequence.truncate:
             truncates.append(SequencePosition(sequence.id, sequence.kv))
-        start = sequence.dispatch(count)
+        proposed = proposals[sequence.id].tokens if sequence.id in proposals else ()
+        start = sequence.dispatch(count, proposed)
         if not count:
             state.restores.record_opening(sequence, state.next_step)
             continue
-        rows.append(Row(sequence.id, start, count, sequence.scheduled == sequence.sampled))
+        rows.append(Row(sequence.id, start, count + len(proposed), sequence.scheduled == sequence.sampled))
         tokens.extend(sequence.tokens[start : sequence.scheduled])
+        tokens.extend(proposed)
     step = Step(
-        epoch=epoch,
+        epoch=state.plans.current.epoch,
         step=state.next_step,
         rows=tuple(rows),
         tokens=tuple(tokens),
@@ -384,8 +412,9 @@ def _build(state: State, chosen: list[tuple[Sequence, int]], unopened: list[Sequ
         truncate=tuple(truncates),
         alone=not state.in_flight,
         unshared=tuple(unshared) or UNSET,
+        proposed=tuple(ProposedTail(s, len(proposal.tokens)) for s, proposal in proposals.items()) or UNSET,
     )
-    state.record_dispatch(len(tokens), tuple((s, s.scheduled) for s, _ in chosen), now)
+    state.record_dispatch(len(tokens), tuple((s, s.scheduled) for s, _ in chosen), now, proposals)
     return step
 
 

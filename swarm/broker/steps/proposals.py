@@ -1,0 +1,81 @@
+"""Proposed tokens in steps: which decodes carry how many, and what remains of them when the step completes.
+
+Proposals take only what no other sequence needs: the rest of the step's tokens, the sequence's own KV blocks, and free
+blocks while no sequence waits for any. They preempt and evict none. When the step completes, the blocks that only
+refused tokens needed are free again.
+"""
+
+from __future__ import annotations
+
+from swarm.broker.speculation.speculation import Speculation
+from swarm.broker.state import InFlightProposal, InFlightStep, Sequence, SequenceState, State
+from swarm.wire.messages import BLOCK, MAX_PROPOSED, num_blocks
+
+SPECULATION_VERSION = 4  # of the protocol: the first whose stages verify proposed tokens
+
+
+def choose_proposals(
+    state: State, speculation: Speculation, chosen: list[tuple[Sequence, int]], step_tokens: int
+) -> dict[int, InFlightProposal]:
+    """Return the tokens to propose, by sequence, for the decodes of a step with these rows; take the KV blocks that
+    they need."""
+    if not speculation.is_active or not state.rebuilding.is_idle or not _can_verify(state):
+        return {}
+    proposals: dict[int, InFlightProposal] = {}
+    left = step_tokens - sum(count for _, count in chosen)
+    for sequence, _ in chosen:
+        most = min(left, max_proposed(state, sequence))
+        proposal = speculation.propose(sequence, most) if most > 0 else None
+        if proposal is not None and proposal.tokens:
+            blocks = sequence.blocks
+            state.running.resize(sequence, max(blocks, num_blocks(sequence.sampled + len(proposal.tokens))))
+            proposals[sequence.id] = InFlightProposal(proposal.proposer, proposal.tokens, sequence.sampled, blocks)
+            left -= len(proposal.tokens)
+    return proposals
+
+
+def max_proposed(state: State, sequence: Sequence) -> int:
+    """Return how many tokens may be proposed for a sequence at most: none unless it decodes and is no suspect, and no
+    more than it can still draw but for the last one, which needs no position."""
+    if not sequence.is_decoding or sequence.id in state.evidence.suspects:
+        return 0
+    num_missing = min(sequence.max_remaining, sequence.request.submit.params.max_tokens - sequence.num_generated)
+    if sequence.stop_at is not None:
+        num_missing = min(num_missing, sequence.stop_at - sequence.num_generated)
+    free = 0 if state.waiting else max(0, state.plans.kv_blocks - state.reserved_blocks)
+    return min(MAX_PROPOSED, num_missing - 1, (sequence.blocks + free) * BLOCK - sequence.sampled)
+
+
+def settle_proposals(state: State, speculation: Speculation, flight: InFlightStep) -> None:
+    """Record how many proposed tokens of a completed step were accepted, and remove the others, after its tokens were
+    collected."""
+    for sequence_id, proposal in flight.proposals.items():
+        sequence = state.sequences.get(sequence_id)
+        if sequence is None:
+            continue
+        drawn = sequence.tokens[proposal.start : proposal.start + len(proposal.tokens)]
+        if drawn:
+            num_accepted = count_equal(proposal.tokens, drawn)
+            state.count("proposed_tokens", len(proposal.tokens))
+            state.count("accepted_tokens", num_accepted)
+            speculation.record(sequence, proposal.proposer, len(proposal.tokens), num_accepted)
+        if sequence.state is not SequenceState.RUNNING or not flight.is_current(sequence):
+            continue
+        if sequence.proposed:
+            sequence.refuse_proposals()
+        state.running.resize(sequence, max(proposal.blocks, num_blocks(sequence.scheduled)))
+
+
+def count_equal(proposed: tuple[int, ...], drawn: list[int]) -> int:
+    """Return the number of first tokens that are equal."""
+    for index, (token, other) in enumerate(zip(proposed, drawn, strict=False)):
+        if token != other:
+            return index
+    return min(len(proposed), len(drawn))
+
+
+def _can_verify(state: State) -> bool:
+    """Whether every stage of the active plan can verify proposed tokens."""
+    plan = state.plans.current
+    workers = [] if plan is None else [state.workers[stage.incarnation] for stage in plan.stages]
+    return bool(workers) and all(max(worker.hello.wire_versions) >= SPECULATION_VERSION for worker in workers)
