@@ -48,6 +48,7 @@ def make_core_settings(settings: Settings, endpoints: Endpoints, lineage: Lineag
         profile_every=settings.log.profile_every,
         check_rules=broker.check_rules,
         run=f"{secrets.token_hex(2)}-",
+        has_draft=broker.draft is not None,
         requests=RequestSettings(
             broker.max_queue,
             broker.client_grace_s,

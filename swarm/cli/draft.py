@@ -12,12 +12,12 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from swarm.cli.up.processes import die_with_parent, disable_core_dumps
+from swarm.cli.up.processes import disable_core_dumps, end_with_starter
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until the broker is gone; return the exit code."""
-    die_with_parent()
+    end_with_starter()  # also while it is stopped and can't see the end of stdin
     disable_core_dumps()  # its memory contains prompts and answers
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the broker's, which ends this process
     parser = argparse.ArgumentParser(prog="python -m swarm.cli.draft", description="Process of the draft model.")

@@ -34,6 +34,9 @@ class Speculation:
 
     def record(self, sequence: Sequence, proposer: str, num_proposed: int, num_accepted: int) -> None:
         """Record how many tokens of a proposal were accepted."""
+        for each in self.proposers:
+            if each.name == proposer and isinstance(each, AsyncProposer):
+                each.record(sequence.id, num_proposed, num_accepted)
 
     def prepare(self, sequence: Sequence, most: int, now: float) -> None:
         """Order proposals for a sequence whose next token has become due."""
