@@ -44,3 +44,6 @@ class AsyncProposer(Proposer, Protocol):
         ``Speculation.end_wait`` is called or the time has passed. When the answer has arrived, the owner of the
         proposer stores it for ``propose`` and calls ``end_wait``.
         """
+
+    def record(self, sequence: int, num_proposed: int, num_accepted: int) -> None:
+        """Record how many tokens of the proposal that ``propose`` returned last were accepted."""

@@ -73,6 +73,9 @@ class Speculation:
     def record(self, sequence: Sequence, proposer: str, num_proposed: int, num_accepted: int) -> None:
         """Record how many tokens of a proposal were accepted."""
         self.figures[proposer].record(num_proposed, num_accepted)
+        for each in self._async:
+            if each.name == proposer:
+                each.record(sequence.id, num_proposed, num_accepted)
 
     def on_forced(self, sequence: Sequence, forced: ForcedTokens) -> None:
         """Keep the tokens that a sequence's grammar forces after its newest token."""

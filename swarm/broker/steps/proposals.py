@@ -62,6 +62,15 @@ def max_proposed(state: State, sequence: Sequence, spare: int = 0) -> int:
     return min(MAX_PROPOSED, num_missing - 1, (sequence.blocks + free) * BLOCK - sequence.sampled)
 
 
+def prepare_proposals(state: State, speculation: Speculation, flight: InFlightStep, now: float) -> None:
+    """Order proposals for the sequences whose next tokens have become due with a completed step, and let them wait."""
+    if not speculation.is_active or not state.rebuilding.is_idle or not _can_verify(state):
+        return
+    for sequence, _ in flight.sequences:
+        if sequence.state is SequenceState.RUNNING and flight.is_current(sequence):
+            speculation.prepare(sequence, max_proposed(state, sequence), now)
+
+
 def settle_proposals(state: State, speculation: Speculation, flight: InFlightStep) -> None:
     """Record how many proposed tokens of a completed step were accepted, and remove the others, after its tokens were
     collected."""
