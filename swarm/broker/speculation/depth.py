@@ -3,7 +3,9 @@
 A proposed token is worth the probability that it is accepted, which takes that all before it are. It costs the time
 that one more position adds to the step. The control chooses the tokens for which the step yields the most tokens per
 second: it takes them by falling probability as long as the expected rate of the whole step grows. Where positions cost
-nothing, as on a slow link, it takes all; where a step is full, it takes those that are nearly certain.
+nothing, as on a slow link, it takes all; where a step is full, it takes those that are nearly certain. Proposals of the
+grammar and of a draft model are made whole: the former are certain, and the latter end where the next token is not
+worth the draft model's time.
 
 *Probabilities* are moving averages by proposer and strength, an integer by which a proposer tells its certain guesses
 from doubtful ones. Each accepted token raises the strength of the next one, as it lengthens the match. A sequence
@@ -22,14 +24,15 @@ from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from swarm.broker.speculation.step_times import StepTimes
 from swarm.wire.messages import MAX_PROPOSED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Many
 
-    from swarm.broker.speculation.proposer import Proposal, ProposerName
-    from swarm.broker.speculation.step_times import StepTimes
+    from swarm.broker.speculation.proposer import Proposal
 
+WHOLE: Final = ("grammar", "draft")  # proposers that limit their proposals themselves
 PROBE_TOKENS: Final = 2
 MIN_PROBE_STEPS: Final = 32  # steps without a proposal before the first probe
 MAX_PROBE_STEPS: Final = 512  # before later ones, each twice as late as the one before
@@ -75,7 +78,7 @@ class _Average:
 class _Shared:
     """Probabilities of a proposer's tokens by strength, over all sequences."""
 
-    def __init__(self, proposer: ProposerName) -> None:
+    def __init__(self, proposer: str) -> None:
         self.values = [_first_estimate(proposer, strength) for strength in range(NUM_STRENGTHS)]
         self._outcomes = [_FIRST_OUTCOMES] * NUM_STRENGTHS
 
@@ -88,7 +91,7 @@ class _Shared:
 class _Control:
     """What is known about one sequence."""
 
-    averages: dict[tuple[ProposerName, int], _Average] = field(default_factory=dict)  # by proposer and strength
+    averages: dict[tuple[str, int], _Average] = field(default_factory=dict)  # by proposer and strength
     usual: _Average = field(default_factory=_Average)  # accepted tokens against those of all sequences on average
     rested: int = 0  # steps since its last proposal
     probe_after: int = MIN_PROBE_STEPS  # steps without a proposal after which the next probe is due
@@ -99,17 +102,16 @@ class _Control:
 class DepthControl:
     """Chooses how many tokens are proposed (see the module)."""
 
-    def __init__(self, times: StepTimes) -> None:
-        self._times = times
+    def __init__(self, times: StepTimes | None = None) -> None:
+        self._times = times or StepTimes()
+        self._epoch = 0  # of the plan whose step times are measured
         self._sequences: dict[int, _Control] = {}
-        self._shared_averages: dict[ProposerName, _Shared] = {}
+        self._shared_averages: dict[str, _Shared] = {}
         self._since_probe = 0  # steps
 
     def wants(self, sequence: int) -> bool:
         """Whether proposals should be looked up for a sequence in this step."""
-        control = self._sequences.get(sequence)
-        if control is None:
-            control = self._sequences[sequence] = _Control()
+        control = self._get(sequence)
         control.rested += 1
         return control.num_idle < IDLE_LOOKUPS or control.rested % IDLE_LOOKUP_EVERY == 0
 
@@ -124,26 +126,44 @@ class DepthControl:
         the step without proposals. At most one offer per sequence.
         """
         self._since_probe += 1
+        whole = [offer for offer in offers if offer.proposal.proposer in WHOLE]
+        depths = {offer.sequence: len(offer.proposal.tokens) for offer in whole}
+        for offer in whole:
+            self._get(offer.sequence).strength = min(offer.proposal.strength, NUM_STRENGTHS - 1)
+        others = [offer for offer in offers if offer.proposal.proposer not in WHOLE]
+        if not others:
+            return depths
+        num_positions += sum(depths.values())
         age = self._times.age(num_positions)
-        if not offers or age is None or age >= MEASURE_EVERY:
-            return {}
-        depths = self._best(offers, num_decodes, num_positions)
-        for offer in offers:
-            control = self._sequences[offer.sequence]
-            if offer.sequence in depths:
+        if age is None or age >= MEASURE_EVERY:
+            return depths
+        expected = num_decodes + sum(map(self.expected, whole))
+        best = self._best(others, expected, num_positions)
+        for offer in others:
+            control = self._get(offer.sequence)
+            depth = best.get(offer.sequence, 0)
+            if depth:
                 control.num_idle = 0
             elif control.rested >= control.probe_after and self._since_probe >= MIN_STEPS_BETWEEN_PROBES:
-                depths[offer.sequence] = min(PROBE_TOKENS, len(offer.proposal.tokens))
+                depth = min(PROBE_TOKENS, len(offer.proposal.tokens))
                 self._since_probe = 0
                 control.probe_after = min(MAX_PROBE_STEPS, 2 * control.probe_after)
             else:
                 control.num_idle += 1
                 continue
+            depths[offer.sequence] = depth
             control.rested = 0
             control.strength = min(offer.proposal.strength, NUM_STRENGTHS - 1)
         return depths
 
-    def record(self, sequence: int, proposer: ProposerName, num_proposed: int, num_accepted: int) -> None:
+    def record_step(self, epoch: int, positions: int, seconds: float) -> None:
+        """Record the time of a completed step."""
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._times.clear()
+        self._times.record(positions, seconds)
+
+    def record(self, sequence: int, proposer: str, num_proposed: int, num_accepted: int) -> None:
         """Record how many tokens of a proposal were accepted."""
         control = self._sequences.get(sequence)
         if control is None or num_proposed <= 0:
@@ -162,12 +182,18 @@ class DepthControl:
         """Drop what is known about a sequence."""
         self._sequences.pop(sequence, None)
 
-    def _best(self, offers: Many[Offer], num_decodes: int, num_positions: int) -> dict[int, int]:
-        """Return the numbers of tokens with the highest expected rate; sequences with none are left out."""
+    def _get(self, sequence: int) -> _Control:
+        control = self._sequences.get(sequence)
+        if control is None:
+            control = self._sequences[sequence] = _Control()
+        return control
+
+    def _best(self, offers: Many[Offer], expected: float, num_positions: int) -> dict[int, int]:
+        """Return the numbers of tokens with the highest expected rate; sequences with none are left out. ``expected``:
+        tokens of the step without these proposals."""
         tokens = [(value, offer.sequence) for offer in offers for value in self._probabilities(offer)]
         tokens.sort(key=itemgetter(0), reverse=True)
         times = self._times.estimates(num_positions)
-        expected = float(num_decodes)
         best_rate, num_best = MIN_GAIN * expected / max(next(times), MIN_TIME_S), 0
         for number, ((value, _), seconds) in enumerate(zip(tokens, times, strict=False), 1):
             expected += value
@@ -179,7 +205,7 @@ class DepthControl:
         """Return for each token of a proposal the probability that it is accepted, up to the first that is hardly ever
         reached."""
         proposer, strength = offer.proposal.proposer, min(offer.proposal.strength, NUM_STRENGTHS - 1)
-        control, shared = self._sequences[offer.sequence], self._shared(proposer).values
+        control, shared = self._get(offer.sequence), self._shared(proposer).values
         averages, factor = control.averages, control.usual.estimate(1.0)
         values: list[float] = []
         reached, value, before = 1.0, 0.0, -1
@@ -194,14 +220,14 @@ class DepthControl:
             values.append(reached)
         return values
 
-    def _shared(self, proposer: ProposerName) -> _Shared:
+    def _shared(self, proposer: str) -> _Shared:
         shared = self._shared_averages.get(proposer)
         if shared is None:
             shared = self._shared_averages[proposer] = _Shared(proposer)
         return shared
 
 
-def _first_estimate(proposer: ProposerName, strength: int) -> float:
+def _first_estimate(proposer: str, strength: int) -> float:
     """Return the assumed probability before any outcome. A match that is twice as long fails 0.6 times as often."""
     failure = (1 - _FIRST[proposer]) * 0.6 ** max(0, (strength + 2) // 2 - 2)
     return (1 - failure) * (0.8 if strength and strength % 2 == 0 else 1.0)

@@ -50,6 +50,9 @@ class AsyncProposer(Proposer, Protocol):
         proposer stores it for ``propose`` and calls ``end_wait``.
         """
 
+    def record(self, sequence: int, num_proposed: int, num_accepted: int) -> None:
+        """Record how many tokens of the proposal that ``propose`` returned last were accepted."""
+
 
 @runtime_checkable
 class RatedProposer(Proposer, Protocol):

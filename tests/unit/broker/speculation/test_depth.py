@@ -16,7 +16,17 @@ from swarm.wire.messages import MAX_PROPOSED
 # machine): the embedded demo model with the 0.9 ms that the broker and the sockets add, and a llama of 200 million
 # parameters. ``LINEAR`` is a machine on which every position costs as much as the first; ``LINK`` a slow link.
 VILLAGE = ((1, 1.4), (8, 1.5), (16, 1.7), (32, 2.1), (64, 2.8), (128, 4.1), (256, 6.7), (1024, 20.0), (2048, 38.0))
-LLAMA = ((1, 15.0), (8, 15.6), (16, 16.2), (32, 20.0), (64, 23.0), (128, 33.0), (256, 56.0), (1024, 200.0), (2048, 380.0))
+LLAMA = (
+    (1, 15.0),
+    (8, 15.6),
+    (16, 16.2),
+    (32, 20.0),
+    (64, 23.0),
+    (128, 33.0),
+    (256, 56.0),
+    (1024, 200.0),
+    (2048, 380.0),
+)
 LINEAR = ((1, 10.0), (2048, 20480.0))
 LINK = ((1, 40.0), (2048, 42.0))
 CURVES = {"village": VILLAGE, "llama": LLAMA, "linear": LINEAR, "link": LINK}
