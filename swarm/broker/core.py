@@ -66,6 +66,7 @@ from swarm.broker.reports.statistics import PipelineStatistics, RequestLatencies
 from swarm.broker.reports.trace import RequestTracer
 from swarm.broker.requests.completion import RequestSettings
 from swarm.broker.requests.requests import RequestHandler
+from swarm.broker.speculation.depth import DepthControl
 from swarm.broker.speculation.drafts import DraftEvent, Drafts
 from swarm.broker.speculation.proposer import Proposer
 from swarm.broker.speculation.speculation import Speculation
@@ -162,6 +163,7 @@ class BrokerCore:
         snapshot: JournalSnapshot | None = None,
         *,
         proposers: Iterable[Proposer] = (),
+        control: DepthControl | None = None,
     ) -> None:
         self.settings = settings
         self.state = State(
@@ -171,7 +173,7 @@ class BrokerCore:
         self._out = Outbox()
         self.drafts = Drafts(self.state, self._out) if settings.has_draft else None
         own = () if self.drafts is None else (self.drafts,)
-        self.speculation = Speculation((*proposers, *own), settings.speculation)
+        self.speculation = Speculation((*proposers, *own), settings.speculation, control)
         self._tracer = RequestTracer(settings.trace_steps, settings.requests.retain_s)
         self._statistics = PipelineStatistics()
         latencies = RequestLatencies()

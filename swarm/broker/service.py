@@ -47,6 +47,7 @@ from swarm.broker.journal.writer import JournalFact, JournalWriter
 from swarm.broker.message_server import MessageServer
 from swarm.broker.process import descriptor_limit, num_descriptors, process_figures
 from swarm.broker.settings import Endpoints, has_draft, make_core_settings, make_plan_rules, make_proposers
+from swarm.broker.speculation.depth import DepthControl
 from swarm.broker.state.journal_snapshot import JournalSnapshot, next_lineage
 from swarm.clock import Clock, SystemClock
 from swarm.config.display import settings_report
@@ -148,6 +149,7 @@ class BrokerService:
             clock.now(),
             past,
             proposers=make_proposers(settings),
+            control=DepthControl(),
         )
         if unused := socket_activation.close_unused():
             log.warning(

@@ -32,9 +32,11 @@ def choose_proposals(
     # a last stage may return a token for each row and each proposed token
     left = min(step_tokens - sum(count for _, count in chosen), MAX_ROWS - len(chosen))
     spare = len(state.running) if overlaps else 0
-    for sequence, _ in chosen:
-        most = min(left, max_proposed(state, sequence, spare))
-        proposal = _limit(state, speculation.propose(sequence, most), most) if most > 0 else None
+    mosts = [(sequence, min(left, max_proposed(state, sequence, spare))) for sequence, _ in chosen]
+    found = speculation.choose([each for each in mosts if each[1] > 0], sum(count for _, count in chosen))
+    for sequence, _ in mosts if found else ():
+        most = min(left, max_proposed(state, sequence, spare))  # the sequences before it may have taken blocks
+        proposal = _limit(state, found.get(sequence.id), most)
         if proposal is not None and proposal.tokens:
             blocks = sequence.blocks
             state.running.resize(sequence, max(blocks, num_blocks(sequence.sampled + len(proposal.tokens))))
@@ -48,7 +50,7 @@ def _limit(state: State, proposal: Proposal | None, most: int) -> Proposal | Non
     compute it. A grammar's tokens come from a worker."""
     if proposal is None or state.manifest is None:
         return None
-    tokens = proposal.tokens[:most]
+    tokens = proposal.tokens[: max(0, most)]
     foreign = (index for index, token in enumerate(tokens) if not 0 <= token < state.manifest.vocab_size)
     return Proposal(proposal.proposer, tokens[: next(foreign, len(tokens))])
 
@@ -79,6 +81,8 @@ def prepare_proposals(state: State, speculation: Speculation, flight: InFlightSt
 def settle_proposals(state: State, speculation: Speculation, flight: InFlightStep) -> None:
     """Record how many proposed tokens of a completed step were accepted, and remove the others, after its tokens were
     collected."""
+    if state.plans.current is not None:
+        speculation.record_step(state.plans.current.epoch, flight.num_tokens, state.now - flight.sent_at)
     for sequence_id, proposal in flight.proposals.items():
         sequence = state.sequences.get(sequence_id)
         if sequence is None:
