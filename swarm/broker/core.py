@@ -65,13 +65,14 @@ from swarm.broker.requests.completion import RequestSettings
 from swarm.broker.requests.requests import RequestHandler
 from swarm.broker.speculation.proposer import Proposer
 from swarm.broker.speculation.speculation import Speculation
-from swarm.broker.state import State, WorkerState
+from swarm.broker.state import InFlightStep, State, WorkerState
 from swarm.broker.state.journal_snapshot import JournalSnapshot
 from swarm.broker.state.prefix import PrefixCache, PrefixRules
 from swarm.broker.state.workers import Judgement
 from swarm.broker.steps import scheduler
-from swarm.broker.steps.proposals import settle_proposals
+from swarm.broker.steps.proposals import max_proposed, settle_proposals
 from swarm.broker.steps.scheduler import SchedulerSettings
+from swarm.params import SpeculationMode
 from swarm.wire.messages import (
     NO_LINEAGE,
     Ack,
@@ -127,6 +128,7 @@ class CoreSettings:
     run: str = ""  # prefix that distinguishes the ids of this broker's events from the ids of previous brokers
     requests: RequestSettings = field(default_factory=RequestSettings)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
+    speculation: SpeculationMode = "auto"  # which of the proposers may guess
     plan: ReconfigurationSettings = field(default_factory=ReconfigurationSettings)
     health: HealthLimits = field(default_factory=HealthLimits)
     recheck: RecheckSettings = field(default_factory=RecheckSettings)
@@ -157,7 +159,7 @@ class BrokerCore:
         proposers: Iterable[Proposer] = (),
     ) -> None:
         self.settings = settings
-        self.speculation = Speculation(proposers)
+        self.speculation = Speculation(proposers, settings.speculation)
         self.state = State(
             lineage=settings.lineage, started_at=now, now=now, ticked_at=now, prefix=PrefixCache(settings.prefix)
         )
@@ -358,13 +360,25 @@ class BrokerCore:
         ):
             self._reconfiguration.log_recovery(recovery)
         self._requests.collector.collect(done.sampled, done.hops, flight, now)
-        settle_proposals(self.state, self.speculation, flight)
         for failure in done.failed:
             sequence = self.state.sequences.get(failure.sequence)
             if sequence is not None:
                 self._requests.completer.end(sequence, "failed", now, failure.reason)
         scheduler.redraw_late(self.state, done.late, flight)
+        settle_proposals(self.state, self.speculation, flight)
+        self._prepare_proposals(done, flight, now)
         self._reconfiguration.restorer.on_step_done(done.step, now)
+
+    def _prepare_proposals(self, done: StepDone, flight: InFlightStep, now: float) -> None:
+        """Give proposers what they need for the next tokens of a completed step's sequences."""
+        for forced in done.forced or ():
+            sequence = self.state.sequences.get(forced.sequence)
+            if sequence is not None and sequence.is_decoding and flight.is_current(sequence):
+                self.speculation.on_forced(sequence, forced)
+        for sequence, _ in flight.sequences:
+            if flight.is_current(sequence) and (most := max_proposed(self.state, sequence)) > 0:
+                self.speculation.prepare(sequence, most, now)
+        self.speculation.forget_inactive(sequence for sequence, _ in flight.sequences)
 
     # --- clients -----------------------------------------------------------------------------------------------------
 
@@ -420,6 +434,7 @@ class BrokerCore:
         self._accept_gate.tick(now)
         self._reconfiguration.rebuilder.tick(now)
         self._reconfiguration.restorer.tick(now)
+        self.speculation.forget_inactive()
         if not self.state.running and (recovery := self.state.recoveries.end_without_sequences(now)):
             self._reconfiguration.log_recovery(recovery)
         self._reconfiguration.tick(now)

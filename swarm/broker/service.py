@@ -45,7 +45,7 @@ from swarm.broker.journal.store import JournalLimits, JournalStore, Timestamp
 from swarm.broker.journal.writer import JournalFact, JournalWriter
 from swarm.broker.message_server import MessageServer
 from swarm.broker.process import descriptor_limit, num_descriptors, process_figures
-from swarm.broker.settings import Endpoints, make_core_settings, make_plan_rules
+from swarm.broker.settings import Endpoints, make_core_settings, make_plan_rules, make_proposers
 from swarm.broker.state.journal_snapshot import JournalSnapshot, next_lineage
 from swarm.clock import Clock, SystemClock
 from swarm.config.display import settings_report
@@ -141,7 +141,12 @@ class BrokerService:
         )
         endpoints = Endpoints(*server.advertised, f"tcp://*:{server.port + 4}" if addresses else "")
         key = auth.key_pair and auth.key_pair.public
-        self._core = BrokerCore(make_core_settings(settings, endpoints, self._lineage, key), clock.now(), past)
+        self._core = BrokerCore(
+            make_core_settings(settings, endpoints, self._lineage, key),
+            clock.now(),
+            past,
+            proposers=make_proposers(settings),
+        )
         if unused := socket_activation.close_unused():
             log.warning(
                 "handed_doors_unused", at=unused, note="swarm-broker.socket names other addresses than the settings"

@@ -327,6 +327,18 @@ class State:
         return self.prefix.exclusive_blocks(self.shared)
 
     @property
+    def borrowed_blocks(self) -> int:
+        """KV blocks that running sequences hold for proposed tokens in flight only."""
+        return sum(
+            sequence.blocks - proposal.blocks
+            for flight in self.in_flight.values()
+            for sequence, _ in flight.sequences
+            if sequence.state is SequenceState.RUNNING
+            and flight.is_current(sequence)
+            and (proposal := flight.proposals.get(sequence.id)) is not None
+        )
+
+    @property
     def has_work_in_flight(self) -> bool:
         """Whether steps or replays are in flight."""
         return bool(self.in_flight) or bool(self.rebuilding.in_progress)

@@ -65,7 +65,7 @@ MAX_DEFERRED = 256  # sequences that wait for another one's prompt and are skipp
 MIN_PROMPT_SHARE = 64
 # maximum size of ``Open`` records in a step's header; the rest of the header is far shorter
 MAX_OPEN_BYTES = MAX_HEADER_BYTES // 2
-NO_SPECULATION = Speculation()
+NO_SPECULATION = Speculation(mode="off")
 KV_SHORT = 0.05  # free fraction of KV blocks below which prompts get the minimum
 
 
@@ -196,7 +196,9 @@ def next_step(
     if not chosen and not unopened and not state.to_release and not state.to_retire:
         return None
     may_propose = settings.kv_cache and speculation.is_active
-    proposals = choose_proposals(state, speculation, chosen, settings.step_tokens) if may_propose else {}
+    proposals = (
+        choose_proposals(state, speculation, chosen, settings.step_tokens, overlaps=most > 1) if may_propose else {}
+    )
     return _build(state, chosen, unopened, proposals, now)
 
 

@@ -122,7 +122,7 @@ def submit(request_id: str = "r", num_prompt: int = 3, **fields: object) -> Subm
     """A request of ``num_prompt`` tokens; what is not a field of Submit is a sampling parameter."""
     own = {
         name: fields.pop(name)
-        for name in ("seed", "deadline_s", "detached", "keep_s", "hops", "priority", "prompt", "tenant")
+        for name in ("seed", "deadline_s", "detached", "keep_s", "hops", "priority", "prompt", "tenant", "speculation")
         if name in fields
     }
     defaults: dict[str, object] = {"prompt": tuple(1 + i % 90 for i in range(num_prompt)), "seed": 1}

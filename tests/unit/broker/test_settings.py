@@ -19,6 +19,7 @@ OTHER: dict[str, object] = {
     "broker.prefill_chunk": 100,
     "broker.prefix_share": 0.5,
     "broker.prefix_policy": "frequent",
+    "broker.speculation": "off",
     "plan.objective": "latency",
     "plan.standby": "all",
     "plan.standby_kv": "all",
