@@ -311,8 +311,10 @@ def copied(stage: StageBench) -> list[tuple[int, int]]:
         stage.feed(KvPartsTaken(parts[0].to.to, 9, 0.001 * sum(map(num_blocks_of, parts))))
 
 
-def test_copies_contain_verified_blocks_only(stage: StageBench) -> None:
-    """A block is sent when the step after its last token begins, though that step is in a later block."""
+@pytest.mark.parametrize("is_cut_first", [False, True])
+def test_copies_contain_verified_blocks_only(stage: StageBench, is_cut_first: bool) -> None:
+    """A block is sent when the step after its last token begins, though that step is in a later block. A step without
+    a row of the sequence may cut it before."""
     stop = 2 * BLOCK
     begin(stage, prompt=stop - 3)
     stage.order(SendKv(epoch=1, targets=(KvTarget(HOLDER, LayerRange(0, 3)),)))
@@ -320,8 +322,12 @@ def test_copies_contain_verified_blocks_only(stage: StageBench) -> None:
     stage.run(propose(stage, stop - 3, 1, 2, 3, 4, 5, 6))
     assert stage.core.sequences[1].position() == stop + 3
     assert copied(stage) == []
-    stage.run(propose(stage, stop + 1, 7, 8, cut=True))
-    assert copied(stage) == [(BLOCK, 2 * BLOCK)]
+    if is_cut_first:
+        number = stage.core.steps.next_step
+        stage.run(step_of(number, truncate=(SequencePosition(1, stop + 1),)))
+        assert copied(stage) == [(BLOCK, 2 * BLOCK)]
+    stage.run(propose(stage, stop + 1, 7, 8, cut=not is_cut_first))
+    assert copied(stage) == ([] if is_cut_first else [(BLOCK, 2 * BLOCK)])
 
 
 def test_what_a_change_of_plan_awaits_is_verified(stage: StageBench) -> None:
