@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -189,14 +189,15 @@ class SequenceStore:
             return HeldSequence(sequence, stored.verified_kv())
         return HeldSequence(sequence, stored.verified_kv(), stored.digests(), stored.open.limit)
 
-    def newly_verified(self, rows: Iterable[Row]) -> tuple[Row, ...]:
-        """Return the positions that these rows' step verifies by beginning behind them, as rows."""
+    def newly_verified(self, step: Step) -> tuple[Row, ...]:
+        """Return the accepted proposals, as rows, that a step verifies: it cuts their sequence behind them, or begins a
+        row there."""
+        stops = {cut.sequence: cut.position for cut in step.truncate} | {row.sequence: row.start for row in step.rows}
         verified = []
-        for row in rows:
-            held = self.sequences.get(row.sequence)
-            if held is not None and held.unverified_from is not None and held.unverified_from < row.start:
-                start = held.unverified_from
-                verified.append(Row(row.sequence, start, row.start - start, False))
+        for sequence, stop in stops.items():
+            held = self.sequences.get(sequence)
+            if held is not None and held.unverified_from is not None and held.unverified_from < stop:
+                verified.append(Row(sequence, held.unverified_from, stop - held.unverified_from, False))
         return tuple(verified)
 
     def batch(self, arrived: StepArrived, *, is_last: bool) -> Batch:

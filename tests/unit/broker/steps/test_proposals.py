@@ -233,3 +233,33 @@ def test_accepted_positions_enter_the_prefix_cache(make_bench) -> None:
     bench.verify({1: ANSWER})
     assert bench.sequence().reason == "length"
     assert [r.num_blocks for r in bench.state.prefix.retired.values()] == [1]
+
+
+def test_a_guess_ends_before_a_token_that_no_stage_could_compute(make_bench) -> None:
+    bench = make_bench(proposers=(Oracle([40, 41, 1 << 20, 43]),)).serve(1)
+    step = decode(bench)
+    assert (step.tokens, step.proposed) == ((40, 41), (ProposedTail(1, 1),))
+
+
+def test_a_guess_is_cut_to_what_was_asked_for(make_bench) -> None:
+    class TooLong(Oracle):
+        def propose(self, sequence: Sequence, most: int) -> tuple[int, ...]:
+            return tuple(ANSWER[sequence.num_generated :])
+
+    bench = make_bench(scheduling(step_tokens=6), proposers=(TooLong(),)).serve(1)
+    assert decode(bench).tokens == tuple(ANSWER[:6])
+
+
+def test_blocks_of_refused_guesses_are_free_in_the_stages_before_others_get_them(
+    make_bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next step cuts a sequence that gave blocks back, even if it has no row in it."""
+    bench = make_bench(scheduling(kv_headroom=0), proposers=(Oracle([40, *[9] * 20]),)).serve(1)
+    step = decode(bench, "a", "b", num_prompt=BLOCK - 1)
+    assert {r.sequence for r in step.rows} == {1, 2}
+    assert bench.sequence("a").blocks == 2
+    monkeypatch.setattr("swarm.broker.speculation.speculation.Speculation.is_waiting", lambda _, s, now: s.id == 1)
+    (after,) = steps(bench.verify({1: ANSWER, 2: ANSWER}))
+    assert {r.sequence for r in after.rows} == {2}
+    assert bench.sequence("a").blocks == 1
+    assert SequencePosition(1, bench.sequence("a").kv) in after.truncate
