@@ -73,6 +73,7 @@ ADDED: Final[Mapping[int, Mapping[str, bool]]] = {
         "spill_kv": False,
         "step.unshared": False,
         "trouble.kv_overfull": True,
+        "trouble.misplaced": True,
     },
 }
 

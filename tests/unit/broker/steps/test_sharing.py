@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from swarm.broker.members.differences import MAX_DIFFERENCES
 from swarm.broker.state import SequenceState
 from swarm.broker.state.plans import PlanState
 from swarm.wire.messages import BLOCK, Activate, Cancel, DataPathError
@@ -220,14 +221,23 @@ def _overfull(bench: Bench, name: str) -> DataPathError:
 
 
 def test_a_full_stage_blames_no_request(make_bench) -> None:
-    """Even if nothing is shared, and however often it happens."""
+    """Even if nothing is shared, and however often it happens: the worker goes meanwhile, and comes back."""
     bench = _serve(make_bench, 3 * COPY, share_unit=0)
     _many(bench, 1)
-    for epoch in range(1, 8):
-        assert bench.epoch == epoch
+    num_out = 0
+    for number in range(1, 8):
+        before = bench.epoch
         bench.tell("w1", _overfull(bench, "w1"))
         while not bench.state.plans.is_serving:
             bench.tick()
+        assert bench.epoch == before + 1
+        if bench.state.workers["w1.1"].is_gone:
+            num_out += 1
+            assert number == num_out * MAX_DIFFERENCES
+            bench.tell("w1", bench.workers["w1"].hello())
+            bench.tick(1.0)
+            assert "w1.1" in bench.state.plans.current.members
+    assert num_out == 2
     assert bench.state.counters.get("sequences_at_deaths", 0) == 0
     bench.run_dry()
     assert bench.sequence().reason == "length"
