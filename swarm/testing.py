@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.errors import IllegalMove, ModelError
+from swarm.errors import IllegalMove, KvFull, ModelError
 from swarm.params import SamplingParams
 from swarm.stage.executor import Batch, Capacity, FenceRaised, ForwardResult, KvData, Progress, SampleJob, StopCheck
 from swarm.wire.messages import (
@@ -153,6 +153,9 @@ class FakeExecutor:
     dtype: str = "float32"
     bits: str = "bits of a fake"
     share_unit: int = 0  # Positions of a chunk that it can share; 0: none.
+    # Its system maps no pages any more; it offers no sharing for the next plan, unless it is stubborn.
+    refuses_to_share: bool = False
+    is_stubborn: bool = False
     shared: SharedPositions = field(default_factory=SharedPositions)
 
     def measure(self) -> tuple[LayerCost, ...]:
@@ -165,7 +168,7 @@ class FakeExecutor:
             raise ModelError(self.fail_load)
         progress(1, 1)
         self.prepared = layers
-        mappings = MAX_SEQUENCES if self.share_unit else 0
+        share_unit = 0 if self.refuses_to_share and not self.is_stubborn else self.share_unit
         return Capacity(
             self.capacity,
             max_sequences,
@@ -173,8 +176,8 @@ class FakeExecutor:
             0.0,
             0,
             bits=self.bits,
-            share_unit=self.share_unit,
-            share_mappings=mappings,
+            share_unit=share_unit,
+            share_mappings=MAX_SEQUENCES if share_unit else 0,
         )
 
     def keep(self, ranges: tuple[LayerRange, ...], progress: Progress, stopped: StopCheck) -> tuple[LayerRange, ...]:
@@ -214,6 +217,9 @@ class FakeExecutor:
     def fork(self, sequence: int, source: int, position: int, limit: int, *, may_share: bool = True) -> None:
         own = self.chains[source].items()
         self.shared.release(sequence)
+        if may_share and self.refuses_to_share and self.shared.fork_stop(source, position):
+            self.release(sequence)
+            raise KvFull(f"sequence {sequence} can't share positions of {source}, as the plan counts")
         if may_share:
             self.shared.fork(sequence, source, position)
         self.chains[sequence] = {layer: chain[:position] for layer, chain in own if layer in self._own_layers()}

@@ -25,7 +25,7 @@ STALLED_S = 80.0
 RECOVERED_S = 12.0  # after the last fault: every worker is a member again, and a plan serves
 # the same for workers that sent numbers which are not finite, or failed: the broker readmits them after a pause
 PAUSED_S = 40.0
-PAUSED: frozenset[str] = frozenset({"poison", "compute_fails", "device_breaks", "request_fails"})
+PAUSED: frozenset[str] = frozenset({"poison", "compute_fails", "device_breaks", "request_fails", "kv_unshared"})
 CHECK_S = 0.1  # between two checks whether everything has ended
 SETTLE_S = 2.0
 UNSETTLED_S = 10.0  # limit of the wait for a plan that is being changed: released sequences are still stored meanwhile
