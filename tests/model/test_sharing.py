@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from swarm.errors import KvFull
 from swarm.stage import native
-from swarm.stage.attention import shared_slots, sharing
+from swarm.stage.attention import racks, shared_slots, sharing
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import round_up
 from swarm.stage.attention.racks import KvShape
@@ -387,6 +387,46 @@ def test_pages_that_could_not_all_be_mapped_are_freed(monkeypatch: pytest.Monkey
     assert torch.equal(read(arena, 1, 800), read(arena, 0, 800))
     assert not arena._sequences[0].mappings.runs
     monkeypatch.undo()  # it holds the file
+
+
+@pytest.mark.parametrize("does", ["write", "truncate", "shrink", "plan", "release", "cut"])
+def test_a_system_that_maps_nothing_more_costs_memory_only(does: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences keep their shared pages, which are private, and their bytes; a slot that can't be cleared is not used
+    again. It is counted, and the next plan shares nothing."""
+    arena = KvArena(CPU)
+    shared_with(arena, 2)
+    before, beginning = {sequence: read(arena, sequence, 800) for sequence in (0, 1, 2)}, read(arena, 1, 100)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(sharing, "map_pages", refuse)
+    monkeypatch.setattr(racks, "map_pages", refuse)
+    slot = arena._sequences[1].slot
+    if does == "write":
+        arena.mark_used(Row(1, 100, 4, False))
+        write(arena, 1, 100, 4, seed=9)
+    elif does == "truncate":
+        arena.truncate(1, 100)
+    elif does == "cut":
+        arena.truncate(1, 0)
+    elif does == "shrink":
+        arena.shrink(1, 100)
+    elif does == "plan":
+        monkeypatch.setattr(shared_slots, "max_ranges", lambda: 0)
+        arena.start_sharing(0)
+    else:
+        arena.release(1)
+        arena.open(7, LIMIT)
+        assert arena._sequences[7].slot != slot
+    assert arena._shared.num_kept > 0
+    assert not arena.can_share
+    assert all(torch.equal(read(arena, sequence, 800), before[sequence]) for sequence in (0, 2))
+    if does in ("truncate", "plan"):
+        assert torch.equal(read(arena, 1, 100), beginning)
+    for sequence in (0, 1, 2):
+        arena.release(sequence)
+    assert arena.used == 0
 
 
 def test_a_process_that_is_forked_writes_for_itself_only() -> None:

@@ -171,7 +171,10 @@ class KvArena:
             if not self._has_pages:
                 held.rack.resize(taken)
             for layer in held.layers if self._num_slots > 1 else ():
-                held.rack.buffers[layer].free_from(held.slot, held.limit, is_mapped=held.mappings.is_mapped)
+                try:
+                    held.rack.buffers[layer].free_from(held.slot, held.limit, is_mapped=held.mappings.is_mapped)
+                except OSError as error:
+                    self._shared.keep_pages(held.mappings, error)
 
     # --- keys and values in motion -----------------------------------------------------------------------------------
 
@@ -242,6 +245,8 @@ class KvArena:
             return
         self._used -= held.used
         self._clear(sequence, held)
+        if held.mappings.is_stuck:
+            return  # it would not read as zeros
         held.rack.free.append(held.slot)
         held.rack.free.sort(reverse=True)
         if len(held.rack.free) == self._num_slots:
@@ -260,7 +265,10 @@ class KvArena:
             held.rack.buffers.pop(layer, None)
             held.rack.forget_addresses()
         elif buffer is not None:
-            buffer.clear(held.slot, is_mapped=held.mappings.is_mapped)
+            try:
+                buffer.clear(held.slot, is_mapped=held.mappings.is_mapped)
+            except OSError as error:
+                self._shared.keep_pages(held.mappings, error)
         held.layers.discard(layer)
         self._count_copy(held, layer, 0)
 

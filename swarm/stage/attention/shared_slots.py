@@ -22,6 +22,7 @@ class SlotMappings:
     slot: int
     runs: list[tuple[SharedPages, int]] = field(default_factory=list)  # with the position up to which it is mapped
     is_mapped: bool = False  # some pages of the slot may be a file's
+    is_stuck: bool = False  # and they can't be replaced
 
     @property
     def stop(self) -> int:
@@ -56,10 +57,11 @@ class SlotMappings:
             self.runs.append((pages, stop))
 
     def copy_out(self) -> None:
-        """Give the slot pages of its own."""
+        """Give the slot pages of its own. After an OSError, the runs not copied out are mapped as before."""
         while self.runs:
-            pages, stop = self.runs.pop()
+            pages, stop = self.runs[-1]
             pages.copy_out(self.rack.buffers, self.slot, stop)
+            self.runs.pop()
 
     def forget(self) -> None:
         """Note that the slot has new pages, whose content is zero."""
@@ -78,6 +80,7 @@ class SharedSlots:
             False  # the broker counts positions as shared: a copy would take memory that it does not count
         )
         self.is_refused = False  # the system refused to map pages: nothing more is shared, and the next plan counts so
+        self.num_kept = 0  # how often a slot kept shared pages, because the system refused to map other ones
         self._file: ref[PageFile] | None = None  # it lives while pages of it are mapped
 
     def start(self, unit: int, slots: Iterable[SlotMappings]) -> None:
@@ -91,7 +94,7 @@ class SharedSlots:
         num_ranges = sum(each.num_ranges for each in mapped)
         while num_ranges > max_ranges():
             num_ranges -= mapped[-1].num_ranges
-            mapped.pop().copy_out()
+            self._copy_out(mapped.pop())
 
     def counted_stop(self, source: int, position: int) -> int:
         """Return how many of the source's first positions the broker counts as shared with a fork."""
@@ -126,7 +129,21 @@ class SharedSlots:
     def stop(self, sequence: int, mine: SlotMappings) -> None:
         """Count all positions of a sequence as its own, and give it pages of its own."""
         self.positions.release(sequence)
-        mine.copy_out()
+        self._copy_out(mine)
+
+    def _copy_out(self, mine: SlotMappings) -> None:
+        """Give a slot pages of its own. If the system refuses, the shared ones stay mapped. They are private: what is
+        written there shows in no other sequence, but takes memory in addition to them. Nothing more is shared then."""
+        try:
+            mine.copy_out()
+        except OSError as error:
+            self.keep_pages(mine, error)
+
+    def keep_pages(self, mine: SlotMappings, error: OSError) -> None:
+        """Note that the system refuses to map other pages over a slot, which no other sequence may get any more."""
+        log.warning("kv_pages_kept", error=str(error))
+        self.num_kept += 1
+        self.is_refused = mine.is_stuck = True
 
     def _open_file(self) -> PageFile:
         file = None if self._file is None else self._file()
