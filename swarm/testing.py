@@ -225,6 +225,17 @@ class FakeExecutor:
         self.chains[sequence] = {layer: chain[:position] for layer, chain in own if layer in self._own_layers()}
         self.limits[sequence] = limit
 
+    def share(self, sequence: int, source: int, position: int, *, is_mapped: bool) -> None:
+        if self.refuses_to_share:
+            raise KvFull(f"sequence {sequence} can't share positions of {source}, as the plan counts")
+        if not self.shared.inherited(sequence):
+            self.shared.fork(sequence, source, position)
+        for layer in sorted(self._own_layers()) if is_mapped else ():
+            mine, other = self.chains[sequence].setdefault(layer, []), self.chains[source][layer][:position]
+            if len(other) < position or mine[:position] != other[: len(mine)]:
+                raise IllegalMove(f"sequence {sequence} layer {layer}: its positions are not those of {source}")
+            mine[:position] = other
+
     def shrink(self, sequence: int, limit: int) -> None:
         self.truncate(sequence, limit)
         self.limits[sequence] = limit

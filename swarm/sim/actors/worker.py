@@ -309,6 +309,7 @@ class WorkerNode:
             case (
                 stage_act.OpenSequence()
                 | stage_act.ForkSequence()
+                | stage_act.SharePrefix()
                 | stage_act.ShrinkSequence()
                 | stage_act.TruncateSequence()
                 | stage_act.ReleaseSequence()
@@ -344,7 +345,7 @@ class WorkerNode:
         try:
             stage_act.apply_to_executor(self.executor, action)
         except KvFull:
-            assert isinstance(action, stage_act.ForkSequence)
+            assert isinstance(action, stage_act.ForkSequence | stage_act.SharePrefix)
             self._unopened.append(action.sequence)
 
     def _move_kv(self, action: KvAction | DiskAction) -> tuple[stage_event.Event, ...]:

@@ -137,6 +137,26 @@ class KvArena:
 
     # --- shared prefixes ---------------------------------------------------------------------------------------------
 
+    def share(self, sequence: int, source: int, position: int, *, is_mapped: bool) -> None:
+        """Count a sequence's first ``position`` positions as shared with another one, once under a plan.
+
+        ``is_mapped``: the source has them in all layers in use. Its pages are mapped over the sequence's, which has the
+        same positions or none in each of these layers. Raises ``KvFull`` if they can't be shared.
+        """
+        held, old = self._sequences[sequence], self._sequences[source]
+        layers = old.layers - old.copies.keys()
+        for layer in sorted(layers) if is_mapped else ():
+            self.ensure_region(sequence, layer, *self._existing_region(source, layer).read(0, 0))
+        self._mark_used(held, position if is_mapped else 0)
+        shared = self._shared.link(
+            *(sequence, source, position), mine=held.mappings, other=old.mappings, layers=layers if is_mapped else set()
+        )
+        if shared < position:
+            self.refuse_sharing()
+            raise KvFull(
+                f"sequence {sequence} can't share the first {position} positions with {source}, as the plan counts"
+            )
+
     @property
     def can_share(self) -> bool:
         """Whether sequences can share pages."""

@@ -56,6 +56,42 @@ class SlotMappings:
             pages.map(self.rack.buffers, self.slot, stop)
             self.runs.append((pages, stop))
 
+    def has_runs(self, runs: list[tuple[int, int]], layers: Collection[int]) -> bool:
+        """Whether pages are mapped over these runs, each from its start to an end, in all of these layers. The last one
+        may have to be extended."""
+        if len(self.runs) < len(runs):
+            return False
+        held = [(pages.start, end) for pages, end in self.runs[: len(runs)]]
+        *earlier, (start, stop) = runs
+        pages, end = self.runs[len(runs) - 1]
+        reaches = end >= stop or (end == pages.stop and len(self.runs) == len(runs))
+        is_whole = all(pages.layers.keys() >= set(layers) for pages, _ in self.runs[: len(runs)])
+        return is_whole and held[:-1] == earlier and held[-1][0] == start and reaches
+
+    def is_mapped_like(self, source: SlotMappings, runs: list[tuple[int, int]], layers: Collection[int]) -> bool:
+        """Whether the source's pages are mapped over these runs of the slot, in all of these layers."""
+        pairs = list(zip(self.runs, source.runs, runs, strict=False))
+        return len(pairs) == len(runs) and all(
+            mine[0] is other[0]
+            and mine[0].start == start
+            and min(mine[1], other[1]) >= stop
+            and mine[0].layers.keys() >= set(layers)
+            for mine, other, (start, stop) in pairs
+        )
+
+    def replace(
+        self, source: SlotMappings, runs: list[tuple[int, int]], layers: Collection[int], unit: int, file: PageFile
+    ) -> None:
+        """Map runs of the source instead of those that are mapped; behind them, the slot has pages of its own."""
+        if self.stop > runs[-1][1]:
+            self.copy_out()
+        before, self.runs = self.runs, []
+        try:
+            self.map_fork(source, runs, layers, unit, file)
+        finally:
+            for pages, stop in before:
+                pages.leave(stop)
+
     def copy_out(self) -> None:
         """Give the slot pages of its own. After an OSError, the runs not copied out are mapped as before."""
         while self.runs:
@@ -123,6 +159,30 @@ class SharedSlots:
             log.warning("kv_not_shared", error=str(error))
             self.is_refused = True
             self.stop(sequence, mine)
+            return 0
+        return stop
+
+    def link(
+        self, sequence: int, source: int, position: int, *, mine: SlotMappings, other: SlotMappings, layers: set[int]
+    ) -> int:
+        """Count a sequence's first positions as shared with the source, unless they are. Map the source's over them in
+        these layers. Return their number."""
+        if not self.positions.inherited(sequence):
+            num_mappings = self.positions.num_mappings + self.positions.fork_mappings(source, position)
+            ranges = 2 * sum(other.rack.buffers[layer].shape.heads for layer in layers)
+            if self.is_refused or num_mappings * ranges > max_ranges():
+                return 0
+            self.positions.fork(sequence, source, position)
+        runs = [(run.start, end) for run, end in self.positions.inherited(sequence)]
+        stop = runs[-1][1] if runs else 0
+        if not layers or not stop or mine.is_mapped_like(other, runs, layers):
+            return stop
+        try:
+            if not other.has_runs(runs, layers):
+                other.copy_out()
+            mine.replace(other, runs, layers, self.positions.unit, self._open_file())
+        except OSError as error:
+            self.keep_pages(mine, error)
             return 0
         return stop
 

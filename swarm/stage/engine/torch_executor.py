@@ -322,6 +322,9 @@ class TorchExecutor:
     def fork(self, sequence: int, source: int, position: int, limit: int, *, may_share: bool = True) -> None:
         self._arena.fork(sequence, source, position, limit, may_share=may_share)
 
+    def share(self, sequence: int, source: int, position: int, *, is_mapped: bool) -> None:
+        self._arena.share(sequence, source, position, is_mapped=is_mapped)
+
     def shrink(self, sequence: int, limit: int) -> None:
         self._arena.shrink(sequence, limit)
 

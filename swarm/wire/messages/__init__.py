@@ -161,6 +161,7 @@ from swarm.wire.messages.records import (
     SequencePosition,
     SequenceRange,
     Setting,
+    SharedPrefix,
     TensorSpec,
     TokenLogprob,
     layers_of,

@@ -108,6 +108,7 @@ class StageBench:
             case (
                 act.OpenSequence()
                 | act.ForkSequence()
+                | act.SharePrefix()
                 | act.ShrinkSequence()
                 | act.TruncateSequence()
                 | act.ReleaseSequence()
