@@ -342,8 +342,8 @@ class FakeExecutor:
         return hidden
 
     def _discard_from(self, sequence: int, stop: int, layers: LayerRange) -> None:
-        """Discard the positions from ``stop`` on, as writing a block of a real cache does."""
-        self._stop_sharing(sequence, stop)
+        """Discard the positions from ``stop`` on, as writing a block of a real cache does. Shared ones are computed
+        again by the next chunks."""
         for layer in range(layers.first, layers.stop):
             del self.chains[sequence][layer][stop:]
 

@@ -346,11 +346,12 @@ class KvArena:
                 f"positions {row.start} to {row.start + row.count} don't fit"
             )
 
-    def mark_used(self, row: Row) -> None:
-        """Count the row's positions as used; they are about to be written."""
+    def mark_used(self, row: Row, *, is_replay: bool = False) -> None:
+        """Count the row's positions as used; they are about to be written. A replay writes what is there, if anything:
+        shared positions stay the same in every sequence."""
         self.check_reserved(row)
         held = self._sequences[row.sequence]
-        if row.start < held.mappings.stop:
+        if row.start < held.mappings.stop and not is_replay:
             self._shared.stop(row.sequence, held.mappings)
         self._mark_used(held, row.start + row.count)
 

@@ -380,7 +380,7 @@ class TorchExecutor:
         left_layers: list[Any] = []
         began = clock.mark()
         for row in batch.rows:
-            self._arena.mark_used(row)
+            self._arena.mark_used(row, is_replay=batch.through is not None)
         if self._arena.used > self.kv_capacity():
             self._arena.refuse_sharing()
             raise KvFull(f"{self._arena.used} positions are in use, the capacity is {self.kv_capacity()}")
