@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +46,13 @@ def expected(random_llama: Path, zygote: Zygote, tmp_path_factory: pytest.TempPa
         return asyncio.run(ask_alone(swarm))
 
 
-@pytest.mark.parametrize("copies", ["none", "neighbours"])
-@pytest.mark.parametrize("lost", [0, 1, 2], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("case", product((0, 1, 2), ("none", "neighbours")), ids=lambda case: f"{case[0]} {case[1]}")
 async def test_all_continuations_stay(
-    random_llama: Path, zygote: Zygote, tmp_path: Path, expected: list[tuple[Any, ...]], lost: int, copies: str
+    random_llama: Path, zygote: Zygote, tmp_path: Path, expected: list[tuple[Any, ...]], case: tuple[int, str]
 ) -> None:
     """None starts again, although less than half of them would fit alone: the same tokens and logprobs to the last
     bit. Of the layers that changed hands, the prompt is computed once at most."""
+    lost, copies = case
     options = {"SWARM_PLAN__STANDBY_KV": copies, "SWARM_WORKER__KV_SHARE": "0.01"}
     with Processes(random_llama, tmp_path, launch=zygote, options=options) as swarm:
         swarm.start_broker(3)

@@ -72,11 +72,11 @@ def _linked_blocks(state: State, before: SharedPositions, ranked: list[Sequence]
     """Return the blocks that need not be counted if all of these sequences stay."""
     if before.unit != state.shared.unit:
         return 0
-    positions = (
+    positions = [
         max((before.common_stop(sequence.id, other.id) for other in ranked[:number]), default=0)
         for number, sequence in enumerate(ranked)
-    )
-    return sum(positions) // BLOCK
+    ]
+    return sum(stop for stop, sequence in zip(positions, ranked, strict=True) if sequence.kv > stop) // BLOCK
 
 
 def find_followers(ranked: list[Sequence], unit: int) -> frozenset[int]:

@@ -302,6 +302,19 @@ def test_only_the_prompt_of_the_first_one_is_replayed(make_bench) -> None:
     assert all(s.reason == "length" for s in bench.state.sequences.values())
 
 
+def test_sequences_with_nothing_behind_their_prompt_start_again(make_bench) -> None:
+    """Perhaps no stage has opened them, and they lose nothing."""
+    bench = _serve(make_bench, 3 * COPY, num_workers=3)
+    _many(bench, 8)
+    bench.finish()
+    assert _running(bench) == 8
+    _lose_last(bench)
+    assert [s.residency for s in bench.state.sequences.values()] == [0] + 7 * [1]
+    assert not bench.state.prefixes.links
+    bench.run_dry()
+    assert all(s.reason == "length" for s in bench.state.sequences.values())
+
+
 def test_without_the_first_one_the_others_start_again(make_bench) -> None:
     """It is cancelled before its layers are complete: nobody else holds them."""
     bench = _lose_middle(make_bench)
