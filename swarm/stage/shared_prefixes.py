@@ -8,14 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from swarm.stage.actions import Action, SharePrefix
 from swarm.wire.messages import LayerRange
 from swarm.wire.messages import SharedPrefix as Link
 
-if TYPE_CHECKING:
-    from swarm.stage.sequences import StoredSequence
+
+class Holder(Protocol):
+    """A stored sequence (``sequences.StoredSequence``)."""
+
+    history: list[int]
+
+    def min_position(self, layers: LayerRange) -> int: ...
+
+    def advance(self, layers: LayerRange, position: int) -> None: ...
 
 
 @dataclass(slots=True)
@@ -23,7 +30,7 @@ class SharedPrefixes:
     """Links of the plan in force. Appends changes of the executor's memory to ``actions``."""
 
     actions: list[Action]
-    stored: Mapping[int, StoredSequence]
+    stored: Mapping[int, Holder]
     links: dict[int, Link] = field(default_factory=dict)  # by sequence; sources come first
 
     def start_plan(self, links: tuple[Link, ...], layers: LayerRange) -> None:

@@ -9,6 +9,7 @@ the source's prefix is computed again (``rebuild``), and the others map it.
 from __future__ import annotations
 
 from swarm.broker.state import Sequence, State
+from swarm.broker.state.shared_prefixes import estimate_links
 from swarm.broker.steps.kv_capacity import admission_blocks, shareable_positions
 from swarm.wire.messages import BLOCK, SharedPrefix, num_blocks
 from swarm.wire.shared_positions import SharedPositions
@@ -27,7 +28,8 @@ def evict_overflow(state: State) -> list[Sequence]:
     evicted: list[Sequence] = []
     ranked = sorted(state.running, key=lambda s: s.rank, reverse=True)
     needs = [admission_blocks(state, sequence, headroom=0) for sequence in ranked]
-    can_overflow = sum(needs) - _linked_blocks(state, before, ranked) > plans.kv_blocks
+    linked = estimate_links(before, ranked) if before.unit == state.shared.unit else {}
+    can_overflow = sum(needs) - sum(linked.values()) // BLOCK > plans.kv_blocks
     followers = find_followers(ranked, state.shared.unit) if can_overflow else frozenset()
     for sequence, needed in zip(ranked, needs, strict=True):
         link = find_link(state, before, sequence, [other for other, _ in kept])
@@ -66,17 +68,6 @@ def find_link(state: State, before: SharedPositions, sequence: Sequence, others:
     if num_mappings > state.plans.share_mappings:
         return None
     return SharedPrefix(sequence.id, source.id, position)
-
-
-def _linked_blocks(state: State, before: SharedPositions, ranked: list[Sequence]) -> int:
-    """Return the blocks that need not be counted if all of these sequences stay."""
-    if before.unit != state.shared.unit:
-        return 0
-    positions = [
-        max((before.common_stop(sequence.id, other.id) for other in ranked[:number]), default=0)
-        for number, sequence in enumerate(ranked)
-    ]
-    return sum(stop for stop, sequence in zip(positions, ranked, strict=True) if sequence.kv > stop) // BLOCK
 
 
 def find_followers(ranked: list[Sequence], unit: int) -> frozenset[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from swarm.broker.state.sequences import Sequence
@@ -48,3 +48,16 @@ class SharedPrefixes:
     def drop(self, sequence: int) -> Sequence | None:
         """Record that a sequence lacks nothing any more. Return the source that it waited for, if it did."""
         return self.lacking.pop(sequence, (None, 0))[0]
+
+
+def estimate_links(account: SharedPositions, sequences: Iterable[Sequence]) -> dict[int, int]:
+    """Return how many positions each of these sequences can share with one before it over a change of plan, if there
+    are any. A sequence that has computed nothing behind them starts from them again."""
+    linked: dict[int, int] = {}
+    others: list[int] = []
+    for sequence in sequences if account.num_mappings else ():
+        stop = max((account.common_stop(sequence.id, other) for other in others), default=0)
+        if 0 < stop < sequence.kv:
+            linked[sequence.id] = stop
+        others.append(sequence.id)
+    return linked
