@@ -158,6 +158,11 @@ class KvArena:
             )
 
     @property
+    def num_pages_kept(self) -> int:
+        """How often a sequence kept shared pages, because the system refused to map other ones."""
+        return self._shared.num_kept
+
+    @property
     def can_share(self) -> bool:
         """Whether sequences can share pages."""
         return self._num_slots > 1 and not self._shared.is_refused and can_share()

@@ -510,6 +510,7 @@ class TorchExecutor:
             "kv_used": self.kv_used(),
             "kv_capacity": self.kv_capacity(),
             "kv_copy_bytes": self.kv_copy_bytes(),
+            "kv_pages_kept": self._arena.num_pages_kept,
             "weight_bytes": self.weight_bytes,
             "standby_bytes": self.standby_bytes,
             "resident_bytes": psutil.Process().memory_info().rss,

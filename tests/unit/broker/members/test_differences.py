@@ -7,6 +7,7 @@ import pytest
 from swarm.broker.actions import WriteLog
 from swarm.broker.members.differences import MAX_DIFFERENCES, WINDOW_S
 from swarm.broker.members.integrity import PAUSE_S
+from swarm.broker.state import PlanPhase
 from swarm.broker.state.workers import Verdict
 from swarm.wire.messages import DataPathError, Fence, Finished, Rejoin
 from tests.unit.broker.bench import MIB, Bench, orders, said, scheduling, submit
@@ -94,3 +95,18 @@ def test_an_old_report_counts_for_nothing(make_bench) -> None:
     for _ in range(MAX_DIFFERENCES + 1):
         bench.tell("w1", report)
     assert bench.state.counters["differences"] == 1
+
+
+def test_a_plan_that_is_being_activated_is_replaced_at_once(make_bench) -> None:
+    """A stage that can't share what the plan counts drops a sequence, which it may have reported before."""
+    bench = make_bench(scheduling()).serve(2, memory_bytes=TIGHT)
+    bench.mute.add("w0")
+    bench.tell("w1", DataPathError(epoch=1, incarnation="w1.1", reason="lost", damaged=False, misplaced=True))
+    bench.tell("w0", bench.workers["w0"].prepared(2))
+    assert bench.state.plans.phase is PlanPhase.ACTIVATING
+    bench.mute.clear()
+    bench.tell("w1", DataPathError(epoch=2, incarnation="w1.1", reason="no mapping", kv_overfull=True))
+    while not bench.state.plans.is_serving:
+        bench.tick()
+    assert bench.epoch == 3
+    assert bench.state.counters["differences"] == 2
