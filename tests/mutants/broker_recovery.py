@@ -182,4 +182,36 @@ MUTANTS = (
         caught_by="tests/unit/broker/recovery/test_migration.py"
         "::test_a_sequence_whose_layers_are_being_rebuilt_is_not_waited_for",
     ),
+    Mutant(
+        name="shared-prefixes-forgotten-by-a-plan",
+        breaks="Sequences count in full in every new plan.",
+        target="swarm.broker.recovery.kept_sequences:evict_overflow",
+        old="link = find_link(state, before, sequence, [other for other, _ in kept])",
+        new="link = None",
+        caught_by="tests/unit/broker/steps/test_sharing.py::test_after_a_loss_all_stay_that_share_a_prompt",
+    ),
+    Mutant(
+        name="prefix-shared-without-a-replay",
+        breaks="A sequence shares a prefix behind which it has nothing, so that no replay opens it.",
+        target="swarm.broker.recovery.kept_sequences:find_link",
+        old="if not position or sequence.kv <= position or source.kv < position:",
+        new="if not position or sequence.kv < position or source.kv < position:",
+        caught_by="tests/unit/broker/steps/test_sharing.py::test_sequences_with_nothing_behind_their_prompt_start_again",
+    ),
+    Mutant(
+        name="prefix-mapped-before-it-is-rebuilt",
+        breaks="Sequences do not wait until the layers of their source are rebuilt.",
+        target="swarm.broker.state.shared_prefixes:SharedPrefixes.is_blocked",
+        old="return source is not None and source.residency == residency and bool(source.rebuilds)",
+        new="return False",
+        caught_by="tests/unit/broker/steps/test_sharing.py::test_only_the_prompt_of_the_first_one_is_replayed",
+    ),
+    Mutant(
+        name="prefix-lost-with-its-source",
+        breaks="Sequences wait for a prefix although its source has ended.",
+        target="swarm.broker.recovery.rebuild:Rebuilder._drop_prefixes",
+        old="self.state.send_back(sequence)",
+        new="pass",
+        caught_by="tests/unit/broker/steps/test_sharing.py::test_without_the_first_one_the_others_start_again",
+    ),
 )

@@ -264,6 +264,7 @@ OWNERS = {
         "leases_renewed_at": "members",
         "next_sequence": "requests",
         "now": "core",
+        "prefixes": "recovery",
         "process_figures": "core",
         "requests": "requests",
         "sequences": "requests",

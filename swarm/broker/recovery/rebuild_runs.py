@@ -18,13 +18,13 @@ MIN_SPLIT = 256
 
 
 def find_rebuild_runs(
-    sequence: Sequence, plan: Plan, reports: Mapping[str, Activated], *, from_tokens: bool = False
+    sequence: Sequence, plan: Plan, reports: Mapping[str, Activated], *, shared: int = 0, from_tokens: bool = False
 ) -> list[Rebuild] | int:
     """Return the replays that are needed until every layer holds ``sequence.kv`` positions, in their order. If most of
     that work would go through all layers, return instead the position from which the sequence is to be computed again
-    like a prompt, in steps shared with others."""
+    like a prompt, in steps shared with others. ``shared``: positions that every layer gets from another sequence."""
     target = sequence.kv
-    positions = layer_positions(sequence, plan, reports)
+    positions = [max(shared, position) for position in layer_positions(sequence, plan, reports)]
     lacking = [layer for layer, position in enumerate(positions) if position < target]
     start = min((positions[layer] for layer in lacking), default=target)
     wanted = SequenceRange(sequence.id, start, target)

@@ -322,6 +322,9 @@ class TorchExecutor:
     def fork(self, sequence: int, source: int, position: int, limit: int, *, may_share: bool = True) -> None:
         self._arena.fork(sequence, source, position, limit, may_share=may_share)
 
+    def share(self, sequence: int, source: int, position: int, *, is_mapped: bool) -> None:
+        self._arena.share(sequence, source, position, is_mapped=is_mapped)
+
     def shrink(self, sequence: int, limit: int) -> None:
         self._arena.shrink(sequence, limit)
 
@@ -377,7 +380,7 @@ class TorchExecutor:
         left_layers: list[Any] = []
         began = clock.mark()
         for row in batch.rows:
-            self._arena.mark_used(row)
+            self._arena.mark_used(row, is_replay=batch.through is not None)
         if self._arena.used > self.kv_capacity():
             self._arena.refuse_sharing()
             raise KvFull(f"{self._arena.used} positions are in use, the capacity is {self.kv_capacity()}")
@@ -507,6 +510,7 @@ class TorchExecutor:
             "kv_used": self.kv_used(),
             "kv_capacity": self.kv_capacity(),
             "kv_copy_bytes": self.kv_copy_bytes(),
+            "kv_pages_kept": self._arena.num_pages_kept,
             "weight_bytes": self.weight_bytes,
             "standby_bytes": self.standby_bytes,
             "resident_bytes": psutil.Process().memory_info().rss,
