@@ -49,8 +49,8 @@ from swarm.stage.sequences import SequenceStore, StoredSequence
 from swarm.wire.messages import Step, Tokens, num_blocks
 
 schedules = pytest.mark.schedules
-# Schedules of one group of ``test_many_accidents``: any hundred of its seeds have every kind of fault, and a hundred take
-# half a minute on idle cores, on busy ones minutes.
+# Schedules of one group of ``test_many_accidents``. Any hundred of its seeds have every kind of fault; two hundred take
+# too long on busy cores.
 MANY = 100
 ALL_KINDS = {
     *FAULT_KINDS,
