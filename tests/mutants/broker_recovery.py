@@ -70,8 +70,8 @@ MUTANTS = (
         name="log-never-used",
         breaks="Lost layers are always rebuilt from tokens, never from an activation log.",
         target="swarm.broker.recovery.rebuild_runs:_find_nearest_log",
-        old="if reaches and whole and best[1] < entry.boundary <= layer:",
-        new="if reaches and whole and layer < entry.boundary <= best[1]:",
+        old="if reaches and serves and best.boundary < entry.boundary <= layer:",
+        new="if reaches and serves and layer < entry.boundary <= best.boundary:",
         caught_by="sim crash from 19",
     ),
     Mutant(
@@ -86,8 +86,8 @@ MUTANTS = (
         name="merged-rebuild-starts-too-late",
         breaks="Two merged replays begin at the later of their starts.",
         target="swarm.broker.recovery.rebuild_runs:_split",
-        old="start = min(lacking.values())",
-        new="start = max(lacking.values())",
+        old="start = min(lacking.values(), default=target)",
+        new="start = max(lacking.values(), default=target)",
         caught_by="tests/unit/broker/recovery/test_rebuild.py::test_lost_layers_are_rebuilt_from_the_nearest_log",
     ),
     Mutant(

@@ -240,13 +240,15 @@ class Rebuilder:
         )
 
     def on_replay_missing(self, message: ReplayMissing, now: float) -> None:
-        """Replay from the tokens instead, through all layers up to the end of the run: the log is gone meanwhile."""
+        """Replay from the tokens instead, through all layers up to the end of the run: the log is gone meanwhile. So do
+        the sequence's later runs through these layers, which must be level in the end."""
         sequence, run = self._find(message.sequence, message.epoch, None)
         if sequence is None or run is None or run.source is None or run.through.first != message.boundary:
             self.state.count("stale_replays")
             return
         self.state.count("replays_missing")
-        run.source, run.through = None, LayerRange(0, run.through.stop)
+        for later in [later for later in sequence.rebuilds if later.through.first <= message.boundary]:
+            later.source, later.through = None, LayerRange(0, later.through.stop)
         self.rebuilding.in_progress.remove(sequence)
         self.rebuilding.queue.append(sequence)
         self._start_next(now)
