@@ -223,7 +223,8 @@ def main() -> None:
         "overhead": lambda: overhead(model, arguments.pairs, 16, arguments.tokens),
     }[arguments.what]
     rows, facts = run(measured())
-    tell(rows, f"the broker's {arguments.what}", {"model": str(model), **facts}, as_json=arguments.json)
+    title = "a restart of everything" if arguments.what == "disk" else f"the broker's {arguments.what}"
+    tell(rows, title, {"model": str(model), **facts}, as_json=arguments.json)
 
 
 if __name__ == "__main__":
