@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import psutil
@@ -24,6 +24,7 @@ from swarm.stage.engine.forward import copy_to_array, run_batch
 from swarm.stage.engine.grammars import GrammarMasks
 from swarm.stage.engine.kernel_report import describe_code, describe_fallback
 from swarm.stage.engine.kv_transfers import KvTransfers
+from swarm.stage.engine.loaded_layers import LoadedLayers
 from swarm.stage.engine.measure import measure_layer_costs
 from swarm.stage.engine.memory_plan import MemoryPlan
 from swarm.stage.engine.model_kernels import ModelKernels
@@ -31,21 +32,12 @@ from swarm.stage.engine.rechecks import Rechecker
 from swarm.stage.executor import Batch, Capacity, FenceRaised, ForwardResult, KvData, Progress, StopCheck
 from swarm.stage.model.build import Stage, choose_dtype
 from swarm.stage.model.checkpoint import Checkpoint
-from swarm.stage.model.loading import Modules, StageLoader, log_fetching
+from swarm.stage.model.loading import StageLoader, log_fetching
 from swarm.stage.model.location import locate_model
 from swarm.stage.native import cores
 from swarm.stage.native.memory import release_free_memory
 from swarm.stage.quantization.at_load import AS_STORED, Quantization
 from swarm.wire.messages import KV_SHARE, LayerCost, LayerRange, Manifest, layers_of, to_ranges
-
-
-@dataclass(frozen=True, slots=True)
-class _PreparedStage:
-    """A stage that is ready to compute."""
-
-    stage: Stage
-    standby: frozenset[int]  # layers for which memory is reserved
-    parts: dict[LayerRange, Stage] = field(default_factory=dict)  # stages of some of its layers, for replays
 
 
 @dataclass(slots=True)
@@ -114,12 +106,9 @@ class TorchExecutor:
         self._arena = KvArena(self._device)
         self._transfers = KvTransfers(self._arena, self._manifest, self._skeleton)
         self._clock = make_clock(self._device)
-        self._active: _PreparedStage | None = None
-        self._prepared: _PreparedStage | None = None  # built by ``prepare``, not active yet
-        # standby layers, by number; replaced as a whole, because another thread may be reading it
-        self._standby_modules: dict[int, Modules] = {}
+        self._layers = LoadedLayers(self._loader, self._memory)
         self._rechecker = Rechecker(
-            self._device, lambda layers: self._loader.build_resident(layers, self._loaded_modules())
+            self._device, lambda layers: self._loader.build_resident(layers, self._layers.modules)
         )
         self._counters = _Counters()
         self._cache_stats = CacheStats()
@@ -167,13 +156,13 @@ class TorchExecutor:
     @property
     def weight_bytes(self) -> int:
         """Bytes of all loaded weights."""
-        active = 0 if self._active is None else self._manifest.weight_bytes(self._active.stage.layers)
-        return active + self.standby_bytes
+        active = self._layers.active
+        return self.standby_bytes + (0 if active is None else self._manifest.weight_bytes(active.stage.layers))
 
     @property
     def standby_bytes(self) -> int:
         """Bytes of the weights of standby layers."""
-        return self._memory.standby_bytes(self._standby_modules)
+        return self._memory.standby_bytes(self._layers.standby)
 
     # --- plans -------------------------------------------------------------------------------------------------------
 
@@ -187,12 +176,10 @@ class TorchExecutor:
     ) -> Capacity:
         began = time.perf_counter()
         standby_layers = layers_of(standby)
-        self._check_range(layers)
-        self._memory.check_weights((layers, *to_ranges(standby_layers - layers_of((layers,)))))
-        stage, new = self._loader.load(layers, self._loaded_modules(), progress)
+        stage, new = self._layers.load_stage(layers, standby_layers, progress)
         loaded = time.perf_counter()
         warm_up_s = sum(self._warm_up_stage(self._loader.build_slice(stage, part)) for part in to_ranges(new))
-        self._prepared = _PreparedStage(stage, standby_layers)
+        self._layers.set_prepared(stage, standby_layers)
         kernels, bits = self._kernels.describe(stage.modules)
         share_unit, share_mappings = self._transfers.sharing(layers)
         return Capacity(
@@ -208,44 +195,13 @@ class TorchExecutor:
         )
 
     def loaded_bits(self) -> str:
-        return self._kernels.describe(self._loaded_modules())[1]
+        return self._kernels.describe(self._layers.modules)[1]
 
     def keep(self, ranges: tuple[LayerRange, ...], progress: Progress, stopped: StopCheck) -> tuple[LayerRange, ...]:
-        for layers in ranges:
-            self._check_range(layers)
-        wanted = layers_of(ranges)
-        active = () if self._active is None else (self._active.stage.layers,)
-        wanted -= layers_of(active)
-        self._memory.check_weights((*active, *to_ranges(wanted)))
-        self._standby_modules = {layer: modules for layer, modules in self._standby_modules.items() if layer in wanted}
-        release_free_memory()
-        for layer in sorted(wanted - self._standby_modules.keys()):
-            if stopped(to_ranges(self._standby_modules)):
-                break
-            stage, _ = self._loader.load(LayerRange(layer, layer + 1), {}, progress)
-            self._warm_up_stage(stage)
-            # replace the dict: another thread may be reading it
-            self._standby_modules = self._standby_modules | {layer: stage.modules}
-        return to_ranges(self._standby_modules)
-
-    def _check_range(self, layers: LayerRange) -> None:
-        if not 0 <= layers.first < layers.stop <= self._manifest.num_layers:
-            raise ModelError(f"layers {layers} are not a range of the model's {self._manifest.num_layers} layers")
-
-    def _loaded_modules(self) -> Modules:
-        held = {} if self._active is None else dict(self._active.stage.modules)
-        for modules in self._standby_modules.values():
-            held |= modules
-        return held
+        return self._layers.keep(ranges, progress, stopped, self._warm_up_stage)
 
     def activate(self, layers: LayerRange, kept: tuple[LayerRange, ...] = (), share_unit: int = 0) -> None:
-        if self._prepared is not None and self._prepared.stage.layers == layers:
-            loaded = self._loaded_modules()
-            self._active, self._prepared = self._prepared, None
-            self._standby_modules = {layer: self._loader.modules_of(layer, loaded) for layer in layers_of(kept)}
-            release_free_memory()
-        elif self._active is None or self._active.stage.layers != layers:
-            raise IllegalMove(f"layers {layers} were not prepared")
+        self._layers.activate(layers, layers_of(kept))
         self._arena.keep_layers(layers, layers_of(kept))
         self._arena.start_sharing(share_unit)
         self._rechecker.drop()
@@ -284,7 +240,8 @@ class TorchExecutor:
         return self._transfers.fits(data)
 
     def write_kv(self, sequence: int, limit: int, data: KvData) -> None:
-        self._transfers.write(sequence, limit, data, None if self._active is None else self._active.stage.layers)
+        active = self._layers.active
+        self._transfers.write(sequence, limit, data, None if active is None else active.stage.layers)
 
     def drop_kv(self, sequence: int, layers: LayerRange) -> None:
         self._arena.drop_copies(sequence, layers)
@@ -293,14 +250,15 @@ class TorchExecutor:
         return self._transfers.copy_bytes
 
     def kv_free_bytes(self) -> int:
-        if self._active is None:
-            return self._memory.kv_budget(None, frozenset(self._standby_modules)) - self.kv_copy_bytes()
-        layers = self._active.stage.layers
+        if (active := self._layers.active) is None:
+            return self._memory.kv_budget(None, self._layers.standby) - self.kv_copy_bytes()
+        layers = active.stage.layers
         in_use = self._arena.used * sum(self._manifest.kv_bytes_per_token[layers.first : layers.stop])
-        return self._memory.kv_budget(layers, self._active.standby) - in_use - self.kv_copy_bytes()
+        return self._memory.kv_budget(layers, active.standby) - in_use - self.kv_copy_bytes()
 
     def kv_capacity(self) -> int:
-        return 0 if self._active is None else self._memory.kv_positions(self._active.stage.layers, self._active.standby)
+        active = self._layers.active
+        return 0 if active is None else self._memory.kv_positions(active.stage.layers, active.standby)
 
     def kv_used(self) -> int:
         return self._arena.used
@@ -308,7 +266,8 @@ class TorchExecutor:
     # --- computing ---------------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]) -> ForwardResult:
-        stage, clock = self._active_stage() if batch.through is None else self._part_stage(batch.through), self._clock
+        stage = self._active_stage() if batch.through is None else self._layers.part_stage(batch.through)
+        clock = self._clock
         left_layers: list[Any] = []
         began = clock.mark()
         for row in batch.rows:
@@ -380,19 +339,7 @@ class TorchExecutor:
         return result
 
     def _active_stage(self) -> Stage:
-        if self._active is None:
-            raise IllegalMove("no layers are active")
-        return self._active.stage
-
-    def _part_stage(self, layers: LayerRange) -> Stage:
-        """Return a stage of some of the active stage's layers, with the same modules."""
-        whole = self._active_stage()
-        if layers == whole.layers:
-            return whole
-        assert self._active is not None
-        if layers not in self._active.parts:
-            self._active.parts[layers] = self._loader.build_slice(whole, layers)
-        return self._active.parts[layers]
+        return self._layers.active_stage()
 
     def _sample(self, stage: Stage, batch: Batch, result: torch.Tensor | None, threads: int) -> BatchSamples:
         if not stage.has_head or result is None:
@@ -410,11 +357,11 @@ class TorchExecutor:
         return time.perf_counter() - began
 
     def test(self, progressed: Callable[[], None]) -> None:
-        if self._active is not None:
-            dry_runs.test_device(self._active.stage, self._manifest.hidden_size, self.threads, progressed)
+        if self._layers.active is not None:
+            dry_runs.test_device(self._layers.active.stage, self._manifest.hidden_size, self.threads, progressed)
 
     def drop_spare(self) -> None:
-        self._standby_modules = {}
+        self._layers.drop_standby()
         self._rechecker.drop()
         release_free_memory()
         release_cached(self._device)
