@@ -215,7 +215,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="for overhead")
     parser.add_argument("--json", action="store_true", help="print JSON, with every sample")
     arguments = parser.parse_args()
-    model = Path(model_path()) if arguments.demo else model_of(arguments)
+    shape = "200m" if arguments.what == "disk" else "1.1b"
+    model = Path(model_path()) if arguments.demo else model_of(arguments, shape)
     measured = {
         "restart": lambda: restart(model, arguments.sequences, arguments.rounds),
         "disk": lambda: disk(model, arguments.positions, arguments.rounds),
