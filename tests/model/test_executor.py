@@ -311,7 +311,7 @@ def test_kv_is_counted_in_blocks(llama: Path) -> None:
     assert executor.kv_used() == 0
     assert executor.kv_capacity() % 32 == 0
     per_token = sum(executor.manifest.kv_bytes_per_token[:2])
-    assert executor.kv_capacity() == executor._kv_budget(LayerRange(0, 2), frozenset()) // per_token // 32 * 32
+    assert executor.kv_capacity() == executor._memory.kv_budget(LayerRange(0, 2), frozenset()) // per_token // 32 * 32
 
 
 def test_no_more_is_written_than_there_is_room_for(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

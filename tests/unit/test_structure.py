@@ -391,7 +391,7 @@ NAMES = {
 HOME = {
     "State": "state",
     "PlanState": "plans",
-    "Rebuilding": "plans",
+    "Rebuilding": "rebuilding",
     "RestartState": "plans",
     "RunningSequences": "running",
     "SchedulerDecision": "state",

@@ -26,7 +26,7 @@ from swarm.broker.actions import Dispatch, Outbox, SendToWorker
 from swarm.broker.recovery.rebuild_runs import find_rebuild_runs, layer_positions
 from swarm.broker.recovery.replay_speeds import ReplaySpeeds
 from swarm.broker.state import Plan, Rebuild, Sequence, SequenceState, State, Worker
-from swarm.broker.state.plans import Rebuilding
+from swarm.broker.state.rebuilding import Rebuilding
 from swarm.broker.steps.restoring import begin_restore
 from swarm.broker.steps.scheduler import build_open
 from swarm.wire.digests import num_matching

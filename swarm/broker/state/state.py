@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from swarm.broker.state.constraints import PlanConstraints
 from swarm.broker.state.costs import StepCosts
 from swarm.broker.state.ended_requests import EndedRequests, ForgottenRequests, JournalLookups
 from swarm.broker.state.evidence import Evidence
@@ -14,9 +15,11 @@ from swarm.broker.state.lifecycle import SequenceState
 from swarm.broker.state.migration import MigrationState
 from swarm.broker.state.moves import PlanMoves
 from swarm.broker.state.newcomers import Newcomers
-from swarm.broker.state.plans import PlanConstraints, PlanState, Rebuilding, RecheckSchedule, RestartState
+from swarm.broker.state.plans import PlanState, RestartState
 from swarm.broker.state.prefix import PrefixCache, PrefixRules
 from swarm.broker.state.queue import AwaitingJournal, RequestTimers, RetryAfter, WaitingQueue
+from swarm.broker.state.rebuilding import Rebuilding
+from swarm.broker.state.rechecks import RecheckSchedule
 from swarm.broker.state.recoveries import RecoveryHistory
 from swarm.broker.state.restores import RestoreState
 from swarm.broker.state.running import RunningSequences
