@@ -263,3 +263,25 @@ def test_blocks_of_refused_guesses_are_free_in_the_stages_before_others_get_them
     assert {r.sequence for r in after.rows} == {2}
     assert bench.sequence("a").blocks == 1
     assert SequencePosition(1, bench.sequence("a").kv) in after.truncate
+
+
+def test_nothing_is_proposed_for_suspects(make_bench) -> None:
+    """Their steps must show what fails: a request, or a worker."""
+    oracle = Oracle(ANSWER)
+    bench = make_bench(proposers=(oracle,)).serve(1)
+    decode(bench)
+    bench.state.evidence.suspects = frozenset([1])
+    oracle.asked.clear()
+    (after,) = steps(bench.verify({1: ANSWER}))
+    assert (row(after), after.proposed, oracle.asked) == ([(1, 7, 1)], UNSET, [])
+
+
+def test_a_draw_that_is_withheld_is_made_again(make_bench) -> None:
+    """A last stage accepts all proposed tokens and returns none after them: the last position is sent once more."""
+    bench = make_bench(proposers=(Oracle(ANSWER),)).serve(1)
+    step = bench.pipe.popleft() if decode(bench) else None
+    assert step is not None
+    done = verified(step, bench.state, {1: ANSWER})
+    (after,) = steps(bench.feed(StepFinished(structs.replace(done, sampled=done.sampled[:3]))))
+    assert after.rows[0].start == 6
+    assert after.tokens[0] == ANSWER[3]
