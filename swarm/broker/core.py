@@ -27,6 +27,9 @@ from swarm.broker.events import (
     ClientMessageReceived,
     ClientUnreachable,
     DescriptorsCounted,
+    DraftGone,
+    DraftMessageReceived,
+    DraftOverdue,
     EndNotWritten,
     EndWritten,
     EpochWritten,
@@ -63,6 +66,8 @@ from swarm.broker.reports.statistics import PipelineStatistics, RequestLatencies
 from swarm.broker.reports.trace import RequestTracer
 from swarm.broker.requests.completion import RequestSettings
 from swarm.broker.requests.requests import RequestHandler
+from swarm.broker.speculation.depth import DepthControl
+from swarm.broker.speculation.drafts import DraftEvent, Drafts
 from swarm.broker.speculation.proposer import Proposer
 from swarm.broker.speculation.speculation import Speculation
 from swarm.broker.state import InFlightStep, State, WorkerState
@@ -70,7 +75,7 @@ from swarm.broker.state.journal_snapshot import JournalSnapshot
 from swarm.broker.state.prefix import PrefixCache, PrefixRules
 from swarm.broker.state.workers import Judgement
 from swarm.broker.steps import scheduler
-from swarm.broker.steps.proposals import max_proposed, settle_proposals
+from swarm.broker.steps.proposals import prepare_proposals, settle_proposals
 from swarm.broker.steps.scheduler import SchedulerSettings
 from swarm.params import SpeculationMode
 from swarm.wire.messages import (
@@ -126,6 +131,7 @@ class CoreSettings:
     dtype: str = ""  # type of the weights at all workers; empty: the first worker's
     relay: str = ""  # endpoint of the relay for workers that can only connect outwards; empty: none
     run: str = ""  # prefix that distinguishes the ids of this broker's events from the ids of previous brokers
+    has_draft: bool = False  # there is a draft model, in a process of its own
     requests: RequestSettings = field(default_factory=RequestSettings)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     speculation: SpeculationMode = "auto"  # which of the proposers may guess
@@ -157,14 +163,17 @@ class BrokerCore:
         snapshot: JournalSnapshot | None = None,
         *,
         proposers: Iterable[Proposer] = (),
+        control: DepthControl | None = None,
     ) -> None:
         self.settings = settings
-        self.speculation = Speculation(proposers, settings.speculation)
         self.state = State(
             lineage=settings.lineage, started_at=now, now=now, ticked_at=now, prefix=PrefixCache(settings.prefix)
         )
         self.state.routes.relay = settings.relay
         self._out = Outbox()
+        self.drafts = Drafts(self.state, self._out) if settings.has_draft else None
+        own = () if self.drafts is None else (self.drafts,)
+        self.speculation = Speculation((*proposers, *own), settings.speculation, control)
         self._tracer = RequestTracer(settings.trace_steps, settings.requests.retain_s)
         self._statistics = PipelineStatistics()
         latencies = RequestLatencies()
@@ -190,6 +199,7 @@ class BrokerCore:
             statistics=self._statistics,
             latencies=latencies,
             judgements=self.judgements,
+            drafts=self.drafts,
         )
         self._lost_step_detector = LostStepDetector(self.state, self._members.monitor, self._reconfiguration, self._out)
         self._num_events = 0  # part of the event ids in logs
@@ -289,6 +299,8 @@ class BrokerCore:
                 self._reconfiguration.on_route_tested(epoch, problem, now)
             case RulesChanged(rules):
                 self._reconfiguration.on_rules_changed(rules, now)
+            case DraftMessageReceived() | DraftOverdue() | DraftGone():
+                self._on_draft_event(event, now)
             case JournalFigures(values):
                 self.state.journal_figures = values
             case ProcessFigures(values):
@@ -312,6 +324,10 @@ class BrokerCore:
         self._requests.durability.on_journal_renewed(next_sequence, now)
         self._out.append(FinishJournalRewrite(self._reconfiguration.make_epoch_record(), self.state.next_sequence))
 
+    def _on_draft_event(self, event: DraftEvent, now: float) -> None:
+        for sequence in () if self.drafts is None else self.drafts.handle(event, now):
+            self.speculation.end_wait(sequence)
+
     def _on_message_refused(self, refused: MessageRefused, now: float) -> None:
         self.state.count(f"malformed_{refused.socket}")
         if refused.foreign:
@@ -320,6 +336,8 @@ class BrokerCore:
             self._members.on_damaged_message(now)
 
     def _fill_pipeline(self, now: float) -> None:
+        if self.drafts is not None:
+            self.drafts.ask(now)
         while (step := self._next_step(now)) is not None:
             self.state.count("steps")
             self.state.count("rows", len(step.rows))
@@ -366,19 +384,17 @@ class BrokerCore:
                 self._requests.completer.end(sequence, "failed", now, failure.reason)
         scheduler.redraw_late(self.state, done.late, flight)
         settle_proposals(self.state, self.speculation, flight)
-        self._prepare_proposals(done, flight, now)
+        self._store_forced(done, flight)
+        prepare_proposals(self.state, self.speculation, flight, now)
+        self.speculation.forget_inactive(sequence for sequence, _ in flight.sequences)
         self._reconfiguration.restorer.on_step_done(done.step, now)
 
-    def _prepare_proposals(self, done: StepDone, flight: InFlightStep, now: float) -> None:
-        """Give proposers what they need for the next tokens of a completed step's sequences."""
+    def _store_forced(self, done: StepDone, flight: InFlightStep) -> None:
+        """Keep the tokens that the last stage has found certain to follow, for the sequences' next steps."""
         for forced in done.forced or ():
             sequence = self.state.sequences.get(forced.sequence)
             if sequence is not None and sequence.is_decoding and flight.is_current(sequence):
                 self.speculation.on_forced(sequence, forced)
-        for sequence, _ in flight.sequences:
-            if flight.is_current(sequence) and (most := max_proposed(self.state, sequence)) > 0:
-                self.speculation.prepare(sequence, most, now)
-        self.speculation.forget_inactive(sequence for sequence, _ in flight.sequences)
 
     # --- clients -----------------------------------------------------------------------------------------------------
 

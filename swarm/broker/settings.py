@@ -51,6 +51,7 @@ def make_core_settings(settings: Settings, endpoints: Endpoints, lineage: Lineag
         check_rules=broker.check_rules,
         run=f"{secrets.token_hex(2)}-",
         speculation=broker.speculation,
+        has_draft=has_draft(settings),
         requests=RequestSettings(
             broker.max_queue,
             broker.client_grace_s,
@@ -87,6 +88,11 @@ def make_core_settings(settings: Settings, endpoints: Endpoints, lineage: Lineag
         ),
         recheck=RecheckSettings(settings.recovery.recheck_every_s),
     )
+
+
+def has_draft(settings: Settings) -> bool:
+    """Whether a draft model is configured, and may propose."""
+    return settings.broker.draft is not None and settings.broker.speculation in ("auto", "draft")
 
 
 def make_proposers(settings: Settings) -> list[Proposer]:

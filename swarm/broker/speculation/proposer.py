@@ -13,10 +13,15 @@ ProposerName = Literal["suffix", "draft", "grammar"]
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Tokens that may follow a sequence's tokens, the next one first, and the proposer that guessed them."""
+    """Tokens that may follow a sequence's tokens, the next one first, and the proposer that guessed them.
+
+    ``strength``: how certain the proposer is, from 0 on. Proposals of equal strength should be accepted equally often;
+    the control of the depth learns how often.
+    """
 
     proposer: ProposerName
     tokens: tuple[int, ...]
+    strength: int = 0
 
 
 class Proposer(Protocol):
@@ -44,3 +49,14 @@ class AsyncProposer(Proposer, Protocol):
         ``Speculation.end_wait`` is called or the time has passed. When the answer has arrived, the owner of the
         proposer stores it for ``propose`` and calls ``end_wait``.
         """
+
+    def record(self, sequence: int, num_proposed: int, num_accepted: int) -> None:
+        """Record how many tokens of the proposal that ``propose`` returned last were accepted."""
+
+
+@runtime_checkable
+class RatedProposer(Proposer, Protocol):
+    """Proposer some of whose guesses are more certain than others."""
+
+    def strength(self, sequence: int) -> int:
+        """Return the strength of the last proposal for a sequence (see ``Proposal``)."""

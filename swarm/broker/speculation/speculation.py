@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from swarm.broker.speculation.depth import DepthControl, Offer
 from swarm.broker.speculation.grammar import GrammarProposer
-from swarm.broker.speculation.proposer import AsyncProposer, Proposal, Proposer
+from swarm.broker.speculation.proposer import AsyncProposer, Proposal, Proposer, RatedProposer
 from swarm.broker.state.lifecycle import SequenceState
 from swarm.params import SpeculationMode
 from swarm.wire.messages import MAX_PROPOSED
@@ -43,12 +45,20 @@ class ProposerFigures:
 
 
 class Speculation:
-    """The proposers, and the sequences that wait for one of them. ``mode``: for requests that choose none."""
+    """The proposers, and the sequences that wait for one of them. ``mode``: for requests that choose none. ``control``:
+    how many tokens are proposed; None: as many as there are."""
 
-    def __init__(self, proposers: Iterable[Proposer] = (), mode: SpeculationMode = "auto") -> None:
+    def __init__(
+        self,
+        proposers: Iterable[Proposer] = (),
+        mode: SpeculationMode = "auto",
+        control: DepthControl | None = None,
+    ) -> None:
         self.mode = mode
+        self.control = control
         self._grammar = GrammarProposer()
         self.proposers: tuple[Proposer, ...] = () if mode == "off" else (self._grammar, *proposers)
+        self._rated = tuple(p for p in self.proposers if isinstance(p, RatedProposer))
         self._async = tuple(p for p in self.proposers if isinstance(p, AsyncProposer))
         self.figures: dict[str, ProposerFigures] = {p.name: ProposerFigures() for p in self.proposers}
         self._tracked: dict[int, Sequence] = {}  # sequences of which proposers may keep something
@@ -58,21 +68,59 @@ class Speculation:
     def is_active(self) -> bool:
         return bool(self.proposers)
 
-    def propose(self, sequence: Sequence, most: int) -> Proposal | None:
-        """Return the best proposal of at most ``most`` tokens; None without one."""
+    def choose(self, mosts: Many[tuple[Sequence, int]], num_positions: int) -> dict[int, Proposal]:
+        """Return the proposals of a step by sequence.
+
+        ``mosts``: the sequences for which tokens may be proposed, with the maximum numbers of tokens. ``num_positions``:
+        positions of the step without proposals.
+        """
+        if not mosts:
+            return {}
+        offers = [offer for sequence, most in mosts if (offer := self._best_offer(sequence, most)) is not None]
+        if self.control is None:
+            return {offer.sequence: offer.proposal for offer in offers}
+        depths = self.control.choose(offers, len(mosts), num_positions)
+        return {
+            sequence: replace(proposal, tokens=proposal.tokens[: depths[sequence]])
+            for sequence, proposal in offers
+            if sequence in depths
+        }
+
+    def _best_offer(self, sequence: Sequence, most: int) -> Offer | None:
+        """Return the proposal that is expected to bring the most tokens; None without one."""
         self._tracked[sequence.id] = sequence
-        best: Proposal | None = None
+        best: Offer | None = None
         for proposer in self.proposers:
-            if not self._may_propose(proposer, sequence):
+            if not self._may_propose(proposer, sequence) or not self._is_wanted(proposer, sequence):
                 continue
             tokens = proposer.propose(sequence, min(most, MAX_PROPOSED))
-            if tokens and (best is None or len(tokens) > len(best.tokens)):
-                best = Proposal(proposer.name, tokens)
+            if tokens:
+                strength = proposer.strength(sequence.id) if proposer in self._rated else 0
+                offer = Offer(sequence.id, Proposal(proposer.name, tokens, strength))
+                if best is None or self._value(offer) > self._value(best):
+                    best = offer
         return best
+
+    def _is_wanted(self, proposer: Proposer, sequence: Sequence) -> bool:
+        """Whether a lookup is worth its time: tokens of other proposers are at hand, or their time is spent."""
+        return self.control is None or proposer.name != "suffix" or self.control.wants(sequence.id)
+
+    def _value(self, offer: Offer) -> float:
+        return len(offer.proposal.tokens) if self.control is None else self.control.expected(offer)
+
+    def record_step(self, epoch: int, positions: int, seconds: float) -> None:
+        """Record the time of a completed step."""
+        if self.control is not None:
+            self.control.record_step(epoch, positions, seconds)
 
     def record(self, sequence: Sequence, proposer: str, num_proposed: int, num_accepted: int) -> None:
         """Record how many tokens of a proposal were accepted."""
         self.figures[proposer].record(num_proposed, num_accepted)
+        if self.control is not None:
+            self.control.record(sequence.id, proposer, num_proposed, num_accepted)
+        for each in self._async:
+            if each.name == proposer:
+                each.record(sequence.id, num_proposed, num_accepted)
 
     def on_forced(self, sequence: Sequence, forced: ForcedTokens) -> None:
         """Keep the tokens that a sequence's grammar forces after its newest token."""
@@ -110,6 +158,8 @@ class Speculation:
             if self._tracked.pop(sequence, None) is None:
                 continue
             self._waits.pop(sequence, None)
+            if self.control is not None:
+                self.control.forget(sequence)
             for proposer in self.proposers:
                 proposer.forget(sequence)
 

@@ -371,6 +371,18 @@ class State:
             self.moves.rates.record(len(self.running), flight.num_tokens, busy_s)
         self.costs.record_step(flight.num_tokens, flight.sent_at, now)
 
+    def return_blocks(self, sequence: Sequence, blocks: int) -> None:
+        """Reduce the KV blocks of a sequence whose proposed tokens were refused. The next step cuts it in the stages,
+        before others get the blocks."""
+        if blocks < sequence.blocks:
+            self.to_truncate.append(sequence)
+        self.running.resize(sequence, blocks)
+
+    def find_proposal(self, sequence: int) -> InFlightProposal | None:
+        """Return the proposed tokens of a sequence in flight; None if there are none."""
+        found = (flight.proposals.get(sequence) for flight in self.in_flight.values())
+        return next((proposal for proposal in found if proposal is not None), None)
+
     def complete_step(self, step: int) -> InFlightStep | None:
         """Remove and return a completed step; None if it is not in flight any more."""
         return self.in_flight.pop(step, None)

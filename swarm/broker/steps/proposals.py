@@ -15,6 +15,9 @@ from swarm.broker.speculation.speculation import Speculation
 from swarm.broker.state import InFlightProposal, InFlightStep, Sequence, SequenceState, State
 from swarm.wire.messages import BLOCK, MAX_PROPOSED, MAX_ROWS, SequencePosition, num_blocks
 
+# Worker deaths with a sequence in flight, after which nothing is proposed for it: at the third death it is quarantined,
+# which must not happen because of guesses.
+MAX_DEATHS = 1
 SPECULATION_VERSION = 4  # of the protocol: the first whose stages verify proposed tokens
 
 
@@ -29,9 +32,11 @@ def choose_proposals(
     # a last stage may return a token for each row and each proposed token
     left = min(step_tokens - sum(count for _, count in chosen), MAX_ROWS - len(chosen))
     spare = len(state.running) if overlaps else 0
-    for sequence, _ in chosen:
-        most = min(left, max_proposed(state, sequence, spare))
-        proposal = _limit(state, speculation.propose(sequence, most), most) if most > 0 else None
+    mosts = [(sequence, min(left, max_proposed(state, sequence, spare))) for sequence, _ in chosen]
+    found = speculation.choose([each for each in mosts if each[1] > 0], sum(count for _, count in chosen))
+    for sequence, _ in mosts if found else ():
+        most = min(left, max_proposed(state, sequence, spare))  # the sequences before it may have taken blocks
+        proposal = _limit(state, found.get(sequence.id), most)
         if proposal is not None and proposal.tokens:
             blocks = sequence.blocks
             state.running.resize(sequence, max(blocks, num_blocks(sequence.sampled + len(proposal.tokens))))
@@ -45,7 +50,7 @@ def _limit(state: State, proposal: Proposal | None, most: int) -> Proposal | Non
     compute it. A grammar's tokens come from a worker."""
     if proposal is None or state.manifest is None:
         return None
-    tokens = proposal.tokens[:most]
+    tokens = proposal.tokens[: max(0, most)]
     foreign = (index for index, token in enumerate(tokens) if not 0 <= token < state.manifest.vocab_size)
     return Proposal(proposal.proposer, tokens[: next(foreign, len(tokens))])
 
@@ -53,7 +58,9 @@ def _limit(state: State, proposal: Proposal | None, most: int) -> Proposal | Non
 def max_proposed(state: State, sequence: Sequence, spare: int = 0) -> int:
     """Return how many tokens may be proposed for a sequence at most: none unless it decodes and is no suspect, and no
     more than it can still draw but for the last one, which needs no position. ``spare``: blocks to leave free."""
-    if not sequence.is_decoding or sequence.id in state.evidence.suspects:
+    if not sequence.is_decoding or not sequence.may_speculate or sequence.num_deaths > MAX_DEATHS:
+        return 0
+    if sequence.id in state.evidence.suspects:
         return 0
     num_missing = min(sequence.max_remaining, sequence.request.submit.params.max_tokens - sequence.num_generated)
     if sequence.stop_at is not None:
@@ -62,9 +69,20 @@ def max_proposed(state: State, sequence: Sequence, spare: int = 0) -> int:
     return min(MAX_PROPOSED, num_missing - 1, (sequence.blocks + free) * BLOCK - sequence.sampled)
 
 
+def prepare_proposals(state: State, speculation: Speculation, flight: InFlightStep, now: float) -> None:
+    """Order proposals for the sequences whose next tokens have become due with a completed step, and let them wait."""
+    if not speculation.is_active or not state.rebuilding.is_idle or not _can_verify(state):
+        return
+    for sequence, _ in flight.sequences:
+        if sequence.state is SequenceState.RUNNING and flight.is_current(sequence):
+            speculation.prepare(sequence, max_proposed(state, sequence), now)
+
+
 def settle_proposals(state: State, speculation: Speculation, flight: InFlightStep) -> None:
     """Record how many proposed tokens of a completed step were accepted, and remove the others, after its tokens were
     collected."""
+    if state.plans.current is not None:
+        speculation.record_step(state.plans.current.epoch, flight.num_tokens, state.now - flight.sent_at)
     for sequence_id, proposal in flight.proposals.items():
         sequence = state.sequences.get(sequence_id)
         if sequence is None:
@@ -82,10 +100,7 @@ def settle_proposals(state: State, speculation: Speculation, flight: InFlightSte
         if not sequence.pending:  # the last stage returned no token that the next step could begin with
             sequence.redraw_last()
             state.running.refresh(sequence)
-        blocks = max(proposal.blocks, num_blocks(sequence.scheduled))
-        if blocks < sequence.blocks:  # the stages must drop the refused positions before others get the blocks
-            state.to_truncate.append(sequence)
-        state.running.resize(sequence, blocks)
+        state.return_blocks(sequence, max(proposal.blocks, num_blocks(sequence.scheduled)))
 
 
 def refused_positions(state: State, chosen: Iterable[Sequence]) -> list[SequencePosition]:

@@ -290,7 +290,7 @@ class BrokerNode:
                 )
             case broker_act.DisconnectPipeline():
                 self._close_pipeline()
-            case broker_act.WriteLog() | broker_act.ShowOwnSettings():
+            case broker_act.WriteLog() | broker_act.ShowOwnSettings() | broker_act.AskDraft() | broker_act.StopDraft():
                 self._world.tell("broker ##", action)
             case broker_act.ReadRequest() | broker_act.ReadList():
                 self.journal.read(action, self.feed)
