@@ -363,6 +363,6 @@ MUTANTS = (
                 continue
         """,
         new="",
-        caught_by="tests/unit/broker/steps/test_proposals.py::test_the_whole_answer_is_the_same_whatever_is_proposed",
+        caught_by="tests/unit/broker/steps/test_proposals.py::test_proposed_tokens_behind_the_end_are_dropped",
     ),
 )

@@ -192,14 +192,6 @@ MUTANTS = (
         caught_by="tests/unit/broker/steps/test_sharing.py::test_an_evicted_prefix_leaves_its_blocks_to_those_that_share_them",
     ),
     Mutant(
-        name="refused-guess-counts",
-        breaks="A proposed token counts as accepted whatever was drawn.",
-        target="swarm.broker.state.sequences:Sequence.append_token",
-        old="if self.proposed[0] != token:",
-        new="if False:",
-        caught_by="tests/unit/broker/steps/test_proposals.py::test_refused_tokens_are_truncated_by_the_next_step",
-    ),
-    Mutant(
         name="refused-guess-stays-in-stages",
         breaks="The stages keep the positions of refused tokens.",
         target="swarm.broker.state.sequences:Sequence.refuse_proposals",

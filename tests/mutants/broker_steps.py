@@ -140,7 +140,7 @@ MUTANTS = (
         target="swarm.broker.steps.proposals:max_proposed",
         old="return min(MAX_PROPOSED, num_missing - 1, (sequence.blocks + free) * BLOCK - sequence.sampled)",
         new="return min(MAX_PROPOSED, num_missing - 1)",
-        caught_by="tests/unit/broker/steps/test_proposals.py::test_without_free_blocks_guesses_stay_within_the_own_block",
+        caught_by="tests/unit/broker/steps/test_proposals.py::test_guesses_stay_within_the_own_block_while_another_has_the_rest",
     ),
     Mutant(
         name="guess-beyond-the-step",
@@ -191,17 +191,6 @@ MUTANTS = (
         caught_by="tests/unit/broker/steps/test_proposals.py::test_blocks_of_refused_guesses_are_free_in_the_stages_before_others_get_them",
     ),
     Mutant(
-        name="unreached-guess-in-flight",
-        breaks="Proposed tokens that a step did not reach stay in flight.",
-        target="swarm.broker.steps.proposals:settle_proposals",
-        old="""
-            if sequence.proposed:
-                sequence.refuse_proposals()
-        """,
-        new="",
-        caught_by="tests/unit/broker/steps/test_proposals.py::test_a_postponed_draw_clears_the_guesses",
-    ),
-    Mutant(
         name="preempted-for-guesses",
         breaks="A sequence is preempted for blocks that are taken for proposed tokens only.",
         target="swarm.broker.steps.kv_capacity:KvAllocator._choose_victims",
@@ -210,7 +199,7 @@ MUTANTS = (
                 return None
         """,
         new="",
-        caught_by="sim from 20205",
+        caught_by="tests/unit/broker/steps/test_proposals.py::test_nobody_is_preempted_while_blocks_are_borrowed",
     ),
     Mutant(
         name="answer-withheld-for-ever",

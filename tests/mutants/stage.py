@@ -305,7 +305,7 @@ MUTANTS = (
         target="swarm.stage.kv_sender:_Target.goal",
         old="return stored.verified(held) // BLOCK * BLOCK",
         new="return held // BLOCK * BLOCK",
-        caught_by="tests/unit/stage/test_proposals.py::test_copies_contain_verified_blocks_only",
+        caught_by="sim",
     ),
     Mutant(
         name="guess-spilled",
@@ -337,7 +337,7 @@ MUTANTS = (
         target="swarm.stage.step_order:RunningStep._certain_positions",
         old="for row in certain_rows(self.arrived.step)",
         new="for row in self.arrived.step.rows",
-        caught_by="tests/unit/stage/test_proposals.py::test_a_step_yields_the_accepted_tokens_and_one_more",
+        caught_by="tests/unit/stage/test_proposals.py::test_a_late_grammar_accepts_nothing",
     ),
     Mutant(
         name="fork-of-a-refused-guess",
@@ -353,6 +353,6 @@ MUTANTS = (
         target="swarm.stage.engine.verification:Verification.add",
         old="self.is_closed = not is_accepted or is_end_token(token.token, self.job.params, self.eos_token_ids)",
         new="self.is_closed = not is_accepted",
-        caught_by="tests/model/test_speculation.py::test_answers_and_caches_are_the_same_with_proposals",
+        caught_by="tests/unit/stage/engine/test_verification.py::test_no_draw_behind_an_accepted_end_is_reached",
     ),
 )

@@ -285,3 +285,39 @@ def test_a_draw_that_is_withheld_is_made_again(make_bench) -> None:
     (after,) = steps(bench.feed(StepFinished(structs.replace(done, sampled=done.sampled[:3]))))
     assert after.rows[0].start == 6
     assert after.tokens[0] == ANSWER[3]
+
+
+def test_guesses_stay_within_the_own_block_while_another_has_the_rest(make_bench) -> None:
+    oracle = Oracle(ANSWER, num_tokens=9)
+    bench = make_bench(scheduling(kv_headroom=0), proposers=(oracle,)).serve(1, kv_capacity=3 * BLOCK)
+    bench.say(submit("a", num_prompt=BLOCK - 6, max_tokens=20))
+    bench.say(submit("b", num_prompt=BLOCK + 2, max_tokens=20))
+    while not oracle.asked:
+        bench.verify({1: ANSWER, 2: ANSWER})
+    assert bench.state.reserved_blocks == 3
+    assert {sequence: most for sequence, most in oracle.asked if sequence == 1} == {1: 5}
+
+
+def test_proposed_tokens_behind_the_end_are_dropped(make_bench) -> None:
+    """A last stage has drawn them all the same."""
+    bench = make_bench(proposers=(Oracle(ANSWER, num_tokens=5),)).serve(1)
+    decode(bench, stop_token_ids=(42,))
+    bench.verify({1: ANSWER})
+    assert bench.sequence().tokens[3:] == [40, 41, 42]
+    assert bench.sequence().reason == "stop"
+    assert bench.state.counters.get("misplaced_tokens", 0) == 0
+
+
+def test_nobody_is_preempted_while_blocks_are_borrowed(make_bench) -> None:
+    """A request of a higher class waits for the step with guesses, and finds the blocks free."""
+    oracle = Oracle([40, *[9] * 20], num_tokens=3)
+    options = scheduling(kv_headroom=0, mode="overlapped")
+    bench = make_bench(options, proposers=(oracle,)).serve(2, kv_capacity=3 * BLOCK)
+    decode(bench, "low", num_prompt=BLOCK - 1)
+    assert bench.state.borrowed_blocks == 1
+    bench.say(submit("high", num_prompt=2 * BLOCK - 4, max_tokens=3, priority=50))
+    assert bench.sequence("low").num_preempted == 0
+    assert not bench.sequence("high").blocks
+    bench.verify({1: ANSWER, 2: ANSWER})
+    assert bench.sequence("high").blocks == 2
+    assert bench.sequence("low").num_preempted == 0
