@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from swarm.errors import IllegalMove, ModelError
 from swarm.params import SamplingParams
 from swarm.stage.executor import Batch, Capacity, FenceRaised, ForwardResult, KvData, Progress, SampleJob, StopCheck
-from swarm.stage.proposals import count_accepted
+from swarm.stage.proposals import is_end_token
 from swarm.wire.messages import (
     BLOCK,
     MAX_SEQUENCES,
@@ -282,6 +282,8 @@ class FakeExecutor:
 
     def _inputs(self, batch: Batch) -> list[int]:
         if batch.hidden is None:
+            if any(token >= self.manifest.vocab_size for token in batch.tokens):
+                raise IllegalMove(f"tokens {[*batch.tokens]} are not all in the vocabulary")
             return [int(token) + 1 for token in batch.tokens]
         raw: NDArray[np.uint64] = np.ascontiguousarray(batch.hidden).view(np.uint64).reshape(-1)
         return [int(value) for value in raw]
@@ -351,12 +353,12 @@ class FakeExecutor:
     def _verify(self, job: SampleJob, row: Row, hidden: list[int]) -> list[Sampled]:
         """Draw a token after the last certain one, and after each proposal that equals the token before it."""
         drawn: list[Sampled] = []
-
-        def draw(number: int) -> int:
-            drawn.append(self._draw(job, row, hidden[number], job.num_certain + number))
-            return drawn[-1].token
-
-        count_accepted(job.history[job.num_certain :], draw)
+        proposals = [*job.history[job.num_certain :], None]
+        for position, (value, proposal) in enumerate(zip(hidden, proposals, strict=True), job.num_certain):
+            drawn.append(self._draw(job, row, value, position))
+            token = drawn[-1].token
+            if token != proposal or is_end_token(token, job.params, self.manifest.eos_token_ids):
+                break
         return drawn
 
     def _draw(self, job: SampleJob, row: Row, hidden: int, position: int | None = None) -> Sampled:

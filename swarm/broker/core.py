@@ -69,13 +69,14 @@ from swarm.broker.requests.requests import RequestHandler
 from swarm.broker.speculation.drafts import DraftEvent, Drafts
 from swarm.broker.speculation.proposer import Proposer
 from swarm.broker.speculation.speculation import Speculation
-from swarm.broker.state import State, WorkerState
+from swarm.broker.state import InFlightStep, State, WorkerState
 from swarm.broker.state.journal_snapshot import JournalSnapshot
 from swarm.broker.state.prefix import PrefixCache, PrefixRules
 from swarm.broker.state.workers import Judgement
 from swarm.broker.steps import scheduler
 from swarm.broker.steps.proposals import prepare_proposals, settle_proposals
 from swarm.broker.steps.scheduler import SchedulerSettings
+from swarm.params import SpeculationMode
 from swarm.wire.messages import (
     NO_LINEAGE,
     Ack,
@@ -132,6 +133,7 @@ class CoreSettings:
     has_draft: bool = False  # there is a draft model, in a process of its own
     requests: RequestSettings = field(default_factory=RequestSettings)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
+    speculation: SpeculationMode = "auto"  # which of the proposers may guess
     plan: ReconfigurationSettings = field(default_factory=ReconfigurationSettings)
     health: HealthLimits = field(default_factory=HealthLimits)
     recheck: RecheckSettings = field(default_factory=RecheckSettings)
@@ -168,7 +170,8 @@ class BrokerCore:
         self.state.routes.relay = settings.relay
         self._out = Outbox()
         self.drafts = Drafts(self.state, self._out) if settings.has_draft else None
-        self.speculation = Speculation((*proposers, *(() if self.drafts is None else (self.drafts,))))
+        own = () if self.drafts is None else (self.drafts,)
+        self.speculation = Speculation((*proposers, *own), settings.speculation)
         self._tracer = RequestTracer(settings.trace_steps, settings.requests.retain_s)
         self._statistics = PipelineStatistics()
         latencies = RequestLatencies()
@@ -373,14 +376,23 @@ class BrokerCore:
         ):
             self._reconfiguration.log_recovery(recovery)
         self._requests.collector.collect(done.sampled, done.hops, flight, now)
-        settle_proposals(self.state, self.speculation, flight)
         for failure in done.failed:
             sequence = self.state.sequences.get(failure.sequence)
             if sequence is not None:
                 self._requests.completer.end(sequence, "failed", now, failure.reason)
         scheduler.redraw_late(self.state, done.late, flight)
+        settle_proposals(self.state, self.speculation, flight)
+        self._store_forced(done, flight)
         prepare_proposals(self.state, self.speculation, flight, now)
+        self.speculation.forget_inactive(sequence for sequence, _ in flight.sequences)
         self._reconfiguration.restorer.on_step_done(done.step, now)
+
+    def _store_forced(self, done: StepDone, flight: InFlightStep) -> None:
+        """Keep the tokens that the last stage has found certain to follow, for the sequences' next steps."""
+        for forced in done.forced or ():
+            sequence = self.state.sequences.get(forced.sequence)
+            if sequence is not None and sequence.is_decoding and flight.is_current(sequence):
+                self.speculation.on_forced(sequence, forced)
 
     # --- clients -----------------------------------------------------------------------------------------------------
 
@@ -436,6 +448,7 @@ class BrokerCore:
         self._accept_gate.tick(now)
         self._reconfiguration.rebuilder.tick(now)
         self._reconfiguration.restorer.tick(now)
+        self.speculation.forget_inactive()
         if not self.state.running and (recovery := self.state.recoveries.end_without_sequences(now)):
             self._reconfiguration.log_recovery(recovery)
         self._reconfiguration.tick(now)

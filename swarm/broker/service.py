@@ -46,7 +46,7 @@ from swarm.broker.journal.store import JournalLimits, JournalStore, Timestamp
 from swarm.broker.journal.writer import JournalFact, JournalWriter
 from swarm.broker.message_server import MessageServer
 from swarm.broker.process import descriptor_limit, num_descriptors, process_figures
-from swarm.broker.settings import Endpoints, make_core_settings, make_plan_rules
+from swarm.broker.settings import Endpoints, has_draft, make_core_settings, make_plan_rules, make_proposers
 from swarm.broker.state.journal_snapshot import JournalSnapshot, next_lineage
 from swarm.clock import Clock, SystemClock
 from swarm.config.display import settings_report
@@ -127,7 +127,7 @@ class BrokerService:
         self._can_retry = asyncio.Event()
         self._stop = asyncio.Event()
         self._solver = PlanSolver(self._feed)
-        self._draft = DraftProcess(draft_command(settings), self._feed) if settings.broker.draft else None
+        self._draft = DraftProcess(draft_command(settings), self._feed) if has_draft(settings) else None
         self._route_tests: set[asyncio.Task[None]] = set()  # running tests of routes; bounded: each ends soon by itself
         self.exit_code = 0
         self._logs_events = settings.log.level == "debug"
@@ -143,7 +143,12 @@ class BrokerService:
         )
         endpoints = Endpoints(*server.advertised, f"tcp://*:{server.port + 4}" if addresses else "")
         key = auth.key_pair and auth.key_pair.public
-        self._core = BrokerCore(make_core_settings(settings, endpoints, self._lineage, key), clock.now(), past)
+        self._core = BrokerCore(
+            make_core_settings(settings, endpoints, self._lineage, key),
+            clock.now(),
+            past,
+            proposers=make_proposers(settings),
+        )
         if unused := socket_activation.close_unused():
             log.warning(
                 "handed_doors_unused", at=unused, note="swarm-broker.socket names other addresses than the settings"
@@ -284,6 +289,8 @@ class BrokerService:
                 log.debug("event", cause=cause, **fields)
             for action in actions:
                 answer = self._perform(act.add_cause(action, cause))
+                if failpoints.armed and isinstance(action, act.Dispatch) and action.step.proposed:
+                    failpoints.hit("broker.proposes")
                 if answer is not None:
                     events.append(answer)
 

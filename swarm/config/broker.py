@@ -117,6 +117,12 @@ class BrokerSettings(Section):
         description="Which beginnings are kept longest when memory is short. recent: the most recently used. frequent: "
         "the most often used, for a few long system prompts among many prompts that come once.",
     )
+    speculation: Literal["auto", "off", "suffix", "draft"] = Field(
+        default="auto",
+        description="Guess tokens ahead, and verify several of them in one step, where that pays. Never changes a "
+        "token. suffix: as the text went on before, in the prompt, the answer, or recent answers of the same tenant. "
+        "draft: with a small model. auto: everything that is there. off: nothing, whatever a request asks for.",
+    )
     draft: str | None = Field(
         default=None,
         min_length=1,

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Collection
 
+    from swarm.params import SamplingParams
     from swarm.wire.messages import Row, Step
 
 
@@ -45,11 +46,6 @@ def certain_rows(step: Step) -> tuple[Row, ...]:
     return tuple(msgspec.structs.replace(row, count=row.count - counts.get(row.sequence, 0)) for row in step.rows)
 
 
-def count_accepted(proposals: Sequence[int], draw: Callable[[int], int | None]) -> int:
-    """Return how many proposals are accepted. ``draw(n)`` draws the token after the first ``n`` proposals; it returns
-    None if it fails, and is called in order, up to the first token that differs."""
-    for number, proposal in enumerate(proposals):
-        if draw(number) != proposal:
-            return number
-    draw(len(proposals))
-    return len(proposals)
+def is_end_token(token: int, params: SamplingParams, eos_token_ids: Collection[int]) -> bool:
+    """Return whether a drawn token ends the answer, so that nothing is drawn after it even if it was proposed."""
+    return token in params.stop_token_ids or (token in eos_token_ids and not params.ignore_eos)

@@ -66,6 +66,7 @@ ADDED: Final[Mapping[int, Mapping[str, bool]]] = {
         "prepared.share_mappings": True,
         "prepared.share_unit": True,
         "receive_kv": False,
+        "recalled.submit.speculation": True,
         "restore_kv": False,
         "replay.more": False,
         "replay_done.more": False,
@@ -74,6 +75,8 @@ ADDED: Final[Mapping[int, Mapping[str, bool]]] = {
         "step.proposed": False,
         "step.unshared": False,
         "step_done.forced": True,
+        "snapshot.submit.speculation": True,
+        "submit.speculation": True,
         "trouble.kv_overfull": True,
     },
 }

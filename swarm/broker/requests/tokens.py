@@ -50,11 +50,11 @@ class TokenCollector:
                 continue
             if sequence in ends:  # tokens behind the end of an answer were drawn by chance
                 continue
-            if item.position != sequence.sampled or not _may_follow(sequence, flight, added.get(sequence, ())):
-                self._state.count("misplaced_tokens")
-                continue
             if sequence.proposed and not flight.is_current(sequence):
                 self._state.count("late_tokens")  # a newer step, which is in flight, draws it again
+                continue
+            if item.position != sequence.sampled or not _may_follow(sequence, flight, added.get(sequence, ())):
+                self._state.count("misplaced_tokens")
                 continue
             self._append(sequence, item, hops, now)
             added.setdefault(sequence, []).append(item)

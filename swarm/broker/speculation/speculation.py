@@ -1,22 +1,57 @@
-"""Speculation: which tokens are proposed for a sequence, and how often proposals were accepted."""
+"""Speculation: which proposer guesses for a sequence, and how often its proposals were accepted.
+
+A mode names the proposers that may guess: the broker's setting, or a request's own. A request can choose among the
+broker's proposers; it can't add one. Tokens that a grammar forces are proposed unless the mode is ``off``.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from swarm.broker.speculation.grammar import GrammarProposer
 from swarm.broker.speculation.proposer import AsyncProposer, Proposal, Proposer
+from swarm.broker.state.lifecycle import SequenceState
+from swarm.params import SpeculationMode
 from swarm.wire.messages import MAX_PROPOSED
 
 if TYPE_CHECKING:
     from swarm.broker.state import Sequence
+    from swarm.wire.messages import ForcedTokens
+
+
+@dataclass(slots=True)
+class ProposerFigures:
+    """Number of proposals of one proposer, of their tokens, and of the tokens that were accepted."""
+
+    num_proposals: int = 0
+    num_proposed: int = 0
+    num_accepted: int = 0
+    # by position in a proposal: how often it was proposed, and accepted
+    proposed_at: Counter[int] = field(default_factory=Counter)
+    accepted_at: Counter[int] = field(default_factory=Counter)
+
+    def record(self, num_proposed: int, num_accepted: int) -> None:
+        """Add a proposal that was verified."""
+        self.num_proposals += 1
+        self.num_proposed += num_proposed
+        self.num_accepted += num_accepted
+        self.proposed_at.update(range(num_proposed))
+        self.accepted_at.update(range(num_accepted))
 
 
 class Speculation:
-    """The proposers, and the sequences that wait for one of them."""
+    """The proposers, and the sequences that wait for one of them. ``mode``: for requests that choose none."""
 
-    def __init__(self, proposers: Iterable[Proposer] = ()) -> None:
-        self.proposers = tuple(proposers)
+    def __init__(self, proposers: Iterable[Proposer] = (), mode: SpeculationMode = "auto") -> None:
+        self.mode = mode
+        self._grammar = GrammarProposer()
+        self.proposers: tuple[Proposer, ...] = () if mode == "off" else (self._grammar, *proposers)
+        self._async = tuple(p for p in self.proposers if isinstance(p, AsyncProposer))
+        self.figures: dict[str, ProposerFigures] = {p.name: ProposerFigures() for p in self.proposers}
+        self._tracked: dict[int, Sequence] = {}  # sequences of which proposers may keep something
         self._waits: dict[int, float] = {}  # sequence -> time until which it waits for its proposal
 
     @property
@@ -25,8 +60,11 @@ class Speculation:
 
     def propose(self, sequence: Sequence, most: int) -> Proposal | None:
         """Return the best proposal of at most ``most`` tokens; None without one."""
+        self._tracked[sequence.id] = sequence
         best: Proposal | None = None
         for proposer in self.proposers:
+            if not self._may_propose(proposer, sequence):
+                continue
             tokens = proposer.propose(sequence, min(most, MAX_PROPOSED))
             if tokens and (best is None or len(tokens) > len(best.tokens)):
                 best = Proposal(proposer.name, tokens)
@@ -34,14 +72,22 @@ class Speculation:
 
     def record(self, sequence: Sequence, proposer: str, num_proposed: int, num_accepted: int) -> None:
         """Record how many tokens of a proposal were accepted."""
-        for each in self.proposers:
-            if each.name == proposer and isinstance(each, AsyncProposer):
+        self.figures[proposer].record(num_proposed, num_accepted)
+        for each in self._async:
+            if each.name == proposer:
                 each.record(sequence.id, num_proposed, num_accepted)
+
+    def on_forced(self, sequence: Sequence, forced: ForcedTokens) -> None:
+        """Keep the tokens that a sequence's grammar forces after its newest token."""
+        if self.is_active and self._may_propose(self._grammar, sequence):
+            self._tracked[sequence.id] = sequence
+            self._grammar.store(sequence, forced.tokens)
 
     def prepare(self, sequence: Sequence, most: int, now: float) -> None:
         """Order proposals for a sequence whose next token has become due."""
-        for proposer in self.proposers:
-            if isinstance(proposer, AsyncProposer):
+        for proposer in self._async:
+            if self._may_propose(proposer, sequence):
+                self._tracked[sequence.id] = sequence
                 until = proposer.prepare(sequence, most, now)
                 if until is not None and until > now:
                     self._waits[sequence.id] = until
@@ -60,8 +106,17 @@ class Speculation:
         """Let a sequence join the next step: its proposal has arrived, or will not."""
         self._waits.pop(sequence, None)
 
-    def forget(self, sequence: int) -> None:
-        """Drop what is kept for a sequence that has ended or left the stages."""
-        self._waits.pop(sequence, None)
-        for proposer in self.proposers:
-            proposer.forget(sequence)
+    def forget_inactive(self, sequences: Iterable[Sequence] | None = None) -> None:
+        """Drop what is kept for sequences that have ended or left the stages: of these, or of all."""
+        among = self._tracked.values() if sequences is None else sequences
+        for sequence in [s.id for s in among if s.state is not SequenceState.RUNNING]:
+            if self._tracked.pop(sequence, None) is None:
+                continue
+            self._waits.pop(sequence, None)
+            for proposer in self.proposers:
+                proposer.forget(sequence)
+
+    def _may_propose(self, proposer: Proposer, sequence: Sequence) -> bool:
+        """Whether a proposer may guess for a sequence: by the broker's mode, and by the request's own."""
+        modes = (self.mode, sequence.request.submit.speculation or self.mode)
+        return all(mode == "auto" or (mode != "off" and proposer.name in (mode, "grammar")) for mode in modes)

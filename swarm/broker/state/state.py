@@ -179,6 +179,8 @@ class State:
     to_release: list[int] = field(default_factory=list)  # sequences that the stages release with the next step
     # ended sequences whose prefix the stages keep with the next step
     to_retire: list[SequencePosition] = field(default_factory=list)
+    # running sequences that have given back blocks of refused proposals: the next step cuts them in the stages
+    to_truncate: list[Sequence] = field(default_factory=list)
     journal_notes: tuple[str, ...] = ()  # damage found in the journal
     journal_problem: str = ""  # why the journal can't be written at present
     journal_figures: Json = field(default_factory=dict)
@@ -325,6 +327,18 @@ class State:
         return self.prefix.exclusive_blocks(self.shared)
 
     @property
+    def borrowed_blocks(self) -> int:
+        """KV blocks that running sequences hold for proposed tokens in flight only."""
+        return sum(
+            sequence.blocks - proposal.blocks
+            for flight in self.in_flight.values()
+            for sequence, _ in flight.sequences
+            if sequence.state is SequenceState.RUNNING
+            and flight.is_current(sequence)
+            and (proposal := flight.proposals.get(sequence.id)) is not None
+        )
+
+    @property
     def has_work_in_flight(self) -> bool:
         """Whether steps or replays are in flight."""
         return bool(self.in_flight) or bool(self.rebuilding.in_progress)
@@ -343,6 +357,7 @@ class State:
         self.next_step += 1
         self.to_release.clear()
         self.to_retire.clear()
+        self.to_truncate.clear()
         for sequence, _ in ends:
             self.running.refresh(sequence)
 
@@ -403,6 +418,7 @@ class State:
         self.in_flight.clear()
         self.to_release.clear()
         self.to_retire.clear()
+        self.to_truncate.clear()
         self.prefix.clear()
         self.restores.end_plan()
         self.shared.clear(self.plans.share_unit if self.prefix.rules.is_enabled else 0)

@@ -2,30 +2,36 @@
 
 Proposals take only what no other sequence needs: the rest of the step's tokens, the sequence's own KV blocks, and free
 blocks while no sequence waits for any. They preempt and evict none. When the step completes, the blocks that only
-refused tokens needed are free again.
+refused tokens needed are free again. Where several steps are in flight, one free block is left for each running
+sequence, and no sequence is preempted for blocks that are about to become free (``kv_capacity``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from swarm.broker.speculation.proposer import Proposal
 from swarm.broker.speculation.speculation import Speculation
 from swarm.broker.state import InFlightProposal, InFlightStep, Sequence, SequenceState, State
-from swarm.wire.messages import BLOCK, MAX_PROPOSED, num_blocks
+from swarm.wire.messages import BLOCK, MAX_PROPOSED, MAX_ROWS, SequencePosition, num_blocks
 
 SPECULATION_VERSION = 4  # of the protocol: the first whose stages verify proposed tokens
 
 
 def choose_proposals(
-    state: State, speculation: Speculation, chosen: list[tuple[Sequence, int]], step_tokens: int
+    state: State, speculation: Speculation, chosen: list[tuple[Sequence, int]], step_tokens: int, *, overlaps: bool
 ) -> dict[int, InFlightProposal]:
     """Return the tokens to propose, by sequence, for the decodes of a step with these rows; take the KV blocks that
-    they need."""
+    they need. ``overlaps``: other steps may be formed before this one completes."""
     if not speculation.is_active or not state.rebuilding.is_idle or not _can_verify(state):
         return {}
     proposals: dict[int, InFlightProposal] = {}
-    left = step_tokens - sum(count for _, count in chosen)
+    # a last stage may return a token for each row and each proposed token
+    left = min(step_tokens - sum(count for _, count in chosen), MAX_ROWS - len(chosen))
+    spare = len(state.running) if overlaps else 0
     for sequence, _ in chosen:
-        most = min(left, max_proposed(state, sequence))
-        proposal = speculation.propose(sequence, most) if most > 0 else None
+        most = min(left, max_proposed(state, sequence, spare))
+        proposal = _limit(state, speculation.propose(sequence, most), most) if most > 0 else None
         if proposal is not None and proposal.tokens:
             blocks = sequence.blocks
             state.running.resize(sequence, max(blocks, num_blocks(sequence.sampled + len(proposal.tokens))))
@@ -34,15 +40,25 @@ def choose_proposals(
     return proposals
 
 
-def max_proposed(state: State, sequence: Sequence) -> int:
+def _limit(state: State, proposal: Proposal | None, most: int) -> Proposal | None:
+    """Cut a proposal to ``most`` tokens, and before the first one that is not in the model's vocabulary: no stage could
+    compute it. A grammar's tokens come from a worker."""
+    if proposal is None or state.manifest is None:
+        return None
+    tokens = proposal.tokens[:most]
+    foreign = (index for index, token in enumerate(tokens) if not 0 <= token < state.manifest.vocab_size)
+    return Proposal(proposal.proposer, tokens[: next(foreign, len(tokens))])
+
+
+def max_proposed(state: State, sequence: Sequence, spare: int = 0) -> int:
     """Return how many tokens may be proposed for a sequence at most: none unless it decodes and is no suspect, and no
-    more than it can still draw but for the last one, which needs no position."""
+    more than it can still draw but for the last one, which needs no position. ``spare``: blocks to leave free."""
     if not sequence.is_decoding or sequence.id in state.evidence.suspects:
         return 0
     num_missing = min(sequence.max_remaining, sequence.request.submit.params.max_tokens - sequence.num_generated)
     if sequence.stop_at is not None:
         num_missing = min(num_missing, sequence.stop_at - sequence.num_generated)
-    free = 0 if state.waiting else max(0, state.plans.kv_blocks - state.reserved_blocks)
+    free = 0 if state.waiting else max(0, state.plans.kv_blocks - state.reserved_blocks - spare)
     return min(MAX_PROPOSED, num_missing - 1, (sequence.blocks + free) * BLOCK - sequence.sampled)
 
 
@@ -72,7 +88,24 @@ def settle_proposals(state: State, speculation: Speculation, flight: InFlightSte
             continue
         if sequence.proposed:
             sequence.refuse_proposals()
-        state.running.resize(sequence, max(proposal.blocks, num_blocks(sequence.scheduled)))
+        if not sequence.pending:  # the last stage returned no token that the next step could begin with
+            sequence.redraw_last()
+            state.running.refresh(sequence)
+        blocks = max(proposal.blocks, num_blocks(sequence.scheduled))
+        if blocks < sequence.blocks:  # the stages must drop the refused positions before others get the blocks
+            state.to_truncate.append(sequence)
+        state.running.resize(sequence, blocks)
+
+
+def refused_positions(state: State, chosen: Iterable[Sequence]) -> list[SequencePosition]:
+    """Return the positions to which the next step cuts sequences that have given blocks back and have no row in it."""
+    has_row = {sequence.id for sequence in chosen}
+    return [
+        SequencePosition(sequence.id, sequence.kv)
+        for sequence in state.to_truncate
+        if sequence.state is SequenceState.RUNNING and sequence.is_open_in_stages and sequence.truncate
+        if sequence.id not in has_row
+    ]
 
 
 def count_equal(proposed: tuple[int, ...], drawn: list[int]) -> int:

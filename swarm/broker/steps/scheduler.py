@@ -34,7 +34,7 @@ from swarm.broker.speculation.speculation import Speculation
 from swarm.broker.state import InFlightProposal, InFlightStep, Sequence, SequenceState, State
 from swarm.broker.state.costs import CHUNK
 from swarm.broker.steps.kv_capacity import KvAllocator, shareable_positions
-from swarm.broker.steps.proposals import choose_proposals
+from swarm.broker.steps.proposals import choose_proposals, refused_positions
 from swarm.broker.steps.restoring import begin_restore
 from swarm.wire.messages import (
     BLOCK,
@@ -65,7 +65,7 @@ MAX_DEFERRED = 256  # sequences that wait for another one's prompt and are skipp
 MIN_PROMPT_SHARE = 64
 # maximum size of ``Open`` records in a step's header; the rest of the header is far shorter
 MAX_OPEN_BYTES = MAX_HEADER_BYTES // 2
-NO_SPECULATION = Speculation()
+NO_SPECULATION = Speculation(mode="off")
 KV_SHORT = 0.05  # free fraction of KV blocks below which prompts get the minimum
 
 
@@ -196,7 +196,9 @@ def next_step(
     if not chosen and not unopened and not state.to_release and not state.to_retire:
         return None
     may_propose = settings.kv_cache and speculation.is_active
-    proposals = choose_proposals(state, speculation, chosen, settings.step_tokens) if may_propose else {}
+    proposals = (
+        choose_proposals(state, speculation, chosen, settings.step_tokens, overlaps=most > 1) if may_propose else {}
+    )
     return _build(state, chosen, unopened, proposals, now)
 
 
@@ -383,7 +385,7 @@ def _build(
     rows: list[Row] = []
     tokens: list[int] = []
     opens: list[Open] = []
-    truncates: list[SequencePosition] = []
+    truncates = refused_positions(state, (sequence for sequence, _ in chosen)) if state.to_truncate else []
     unshared: list[int] = []
     for sequence, count in (*((sequence, 0) for sequence in unopened), *chosen):
         if not sequence.is_open_in_stages:

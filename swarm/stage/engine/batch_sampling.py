@@ -48,7 +48,8 @@ def sample_batch(
     verifications: list[Verification] = []
     num_rows = 0
     for job in batch.samples:
-        verifications.append(Verification(job, batch.rows[job.row].sequence, num_rows))
+        sequence = batch.rows[job.row].sequence
+        verifications.append(Verification(job, sequence, num_rows, manifest.eos_token_ids))
         num_rows += 1 + job.num_proposed
     rows = logits[:num_rows].cpu()
     if any(job.params.grammar is not None for job in batch.samples):

@@ -1,8 +1,8 @@
 """Verification of a row's proposals: which of its draws count, in what order, and what they yield.
 
 A job without proposals has one draw. A job with ``k`` proposals has up to ``k + 1``: draw ``n`` is after the first
-``n`` proposals, and is reached if all draws before it equal their proposals. A draw that is not reached has no effect,
-whatever its logits are.
+``n`` proposals, and is reached if all draws before it equal their proposals and none ends the answer. A draw that is
+not reached has no effect, whatever its logits are.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, overload
 import numpy as np
 
 from swarm.stage.executor import SampleJob
+from swarm.stage.proposals import is_end_token
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -75,6 +76,7 @@ class Verification:
     job: SampleJob
     sequence: int
     first_row: int  # row of the job's first draw among the logits
+    eos_token_ids: Sequence[int]
     tokens: list[SampledToken] = field(default_factory=list)  # drawn so far
     failure: str = ""  # why the next token can't be drawn
     is_late: bool = False  # the first draw waits for the grammar
@@ -94,15 +96,8 @@ class Verification:
 
     @property
     def num_accepted(self) -> int:
-        """Number of proposals that equal the token drawn in their place."""
-        return len(self.tokens) - self._ends_the_row()
-
-    def _ends_the_row(self) -> bool:
-        """Return whether the last token drawn is no proposal: it differs from the one in its place, or follows all."""
-        num_drawn = len(self.tokens)
-        if num_drawn == 0:
-            return False
-        return num_drawn > len(self._proposals) or self.tokens[-1].token != self._proposals[num_drawn - 1]
+        """Number of accepted proposals after which a token was drawn, or should have been."""
+        return len(self.tokens) if self.failure else max(0, len(self.tokens) - 1)
 
     def draw(self, number: int) -> Draw:
         """Return the draw after the first ``number`` proposals."""
@@ -123,8 +118,10 @@ class Verification:
 
     def add(self, token: SampledToken) -> None:
         """Record the next draw's token."""
+        place = len(self.tokens)
         self.tokens.append(token)
-        self.is_closed = self._ends_the_row()
+        is_accepted = place < len(self._proposals) and token.token == self._proposals[place]
+        self.is_closed = not is_accepted or is_end_token(token.token, self.job.params, self.eos_token_ids)
 
     def fail(self, reason: str) -> None:
         """Record that the next token can't be drawn."""
