@@ -215,13 +215,15 @@ class Drafts:
         request = self._request
         if most <= 0 or not self._is_usable() or (request is not None and request.is_overdue):
             return None
+        if self.propose(sequence, most):  # what is left of a late answer
+            return None
         held = self._sequences.get(sequence.id)
         if held is None:
             held = self._sequences[sequence.id] = _DraftedSequence(sequence, acceptance=self.costs.total.value)
         if held.is_behind or held.is_refused or len(self._wishes) >= MAX_ASKED:
             return None
         if sequence.sampled - held.num_sent > CATCH_UP:
-            self._wishes[sequence.id] = _Wish(held, min(most, MAX_DEPTH), None)
+            self._wishes[sequence.id] = _Wish(held, 1, None)
             return None  # until it has caught up
         wish = self._wishes[sequence.id] = _Wish(held, min(most, MAX_DEPTH), now + self._wait_s(now))
         return wish.until
@@ -242,17 +244,16 @@ class Drafts:
         self._forget_ended()
         # Drop the wishes of sequences that have gone on without.
         wishes = {id: wish for id, wish in self._wishes.items() if wish.until is None or wish.until > now}
-        waiting = [wish for wish in wishes.values() if wish.until is not None]
-        plan = self._decide(waiting)
-        released = [wish.held.sequence.id for wish in waiting if not wish.depth]
+        plan = self._decide(list(wishes.values()))
+        released = [id for id, wish in wishes.items() if wish.until is not None and not wish.depth]
         self._wishes = {id: wish for id, wish in wishes.items() if wish.depth}
         if self._wishes:
             self._send(plan, now)
         return released
 
     def _decide(self, wishes: list[_Wish]) -> DraftPlan:
-        """Decide what to ask for the sequences that wait: full proposals, short ones as a probe, or nothing. A wish
-        without a depth is dropped."""
+        """Decide what to ask for: full proposals, short ones as a probe, or nothing. A wish without a depth is
+        dropped."""
         if not wishes:
             return DraftPlan(0.0)
         worthwhile = [wish for wish in wishes if wish.held.acceptance >= MIN_ACCEPTANCE]
@@ -268,7 +269,7 @@ class Drafts:
         # a probe takes a hundredth of the time at most
         cost = self.costs.expected_s(PROBE_DEPTH) / (step_s(num_rows) or 1.0)
         is_probe = self._num_plain >= max(self._probe_every, 100 * cost)
-        if is_probe:
+        if is_probe and any(wish.until is not None for wish in wishes):
             self._num_plain, self._probe_every = 0, min(MAX_PROBE_EVERY, 2 * self._probe_every)
         for wish in wishes:
             wish.depth = min(wish.depth, PROBE_DEPTH) if is_probe else 0
