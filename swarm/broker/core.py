@@ -336,8 +336,8 @@ class BrokerCore:
             self._members.on_damaged_message(now)
 
     def _fill_pipeline(self, now: float) -> None:
-        if self.drafts is not None:
-            self.drafts.ask(now)
+        for released in () if self.drafts is None else self.drafts.ask(now):
+            self.speculation.end_wait(released)
         while (step := self._next_step(now)) is not None:
             self.state.count("steps")
             self.state.count("rows", len(step.rows))

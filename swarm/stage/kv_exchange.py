@@ -76,7 +76,7 @@ class KvExchange:
         self.arrivals.on_released(step.release)
         self.arrivals.on_opened(step.open)
         self.sender.add_opened(step.open)
-        self.on_computed(self.sender.store.newly_verified(step.rows))
+        self.on_computed(self.sender.store.newly_verified(step))
 
     def on_computed(self, rows: Iterable[Row]) -> None:
         """Record positions that are computed and certain."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +20,7 @@ from swarm.stage.executor import Batch, SampleJob
 from swarm.stage.kv_copies import KvCopies, KvCopy, count_equal
 from swarm.stage.log import ActivationLog
 from swarm.stage.proposals import proposed_counts
+from swarm.stage.shared_prefixes import SharedPrefixes
 from swarm.wire.digests import prefix_digests
 from swarm.wire.messages import HeldSequence, LayerRange, Open, RangePosition, Row, SequencePosition, Step
 
@@ -159,9 +160,11 @@ class SequenceStore:
     actions: list[Action]
     sequences: dict[int, StoredSequence] = field(default_factory=dict)
     copies: KvCopies = field(init=False)
+    prefixes: SharedPrefixes = field(init=False)
 
     def __post_init__(self) -> None:
         self.copies = KvCopies(self.actions, self.sequences)
+        self.prefixes = SharedPrefixes(self.actions, self.sequences)
 
     def inventory(self) -> tuple[HeldSequence, ...]:
         """Return the stored sequences, for Activated, without retired ones.
@@ -189,14 +192,15 @@ class SequenceStore:
             return HeldSequence(sequence, stored.verified_kv())
         return HeldSequence(sequence, stored.verified_kv(), stored.digests(), stored.open.limit)
 
-    def newly_verified(self, rows: Iterable[Row]) -> tuple[Row, ...]:
-        """Return the positions that these rows' step verifies by beginning behind them, as rows."""
+    def newly_verified(self, step: Step) -> tuple[Row, ...]:
+        """Return the accepted proposals, as rows, that a step verifies: it cuts their sequence behind them, or begins a
+        row there."""
+        stops = {cut.sequence: cut.position for cut in step.truncate} | {row.sequence: row.start for row in step.rows}
         verified = []
-        for row in rows:
-            held = self.sequences.get(row.sequence)
-            if held is not None and held.unverified_from is not None and held.unverified_from < row.start:
-                start = held.unverified_from
-                verified.append(Row(row.sequence, start, row.start - start, False))
+        for sequence, stop in stops.items():
+            held = self.sequences.get(sequence)
+            if held is not None and held.unverified_from is not None and held.unverified_from < stop:
+                verified.append(Row(sequence, held.unverified_from, stop - held.unverified_from, False))
         return tuple(verified)
 
     def batch(self, arrived: StepArrived, *, is_last: bool) -> Batch:
@@ -284,6 +288,8 @@ class SequenceStore:
         """Open a sequence that is about to be rebuilt, with no positions."""
         self._reserve(item)
         self.sequences[item.sequence] = StoredSequence(item, list(item.tokens), [RangePosition(layers, 0)])
+        if self.prefixes.position(item.sequence):
+            self.log.expect(item.sequence, layers.stop)
 
     def _reserve(self, item: Open) -> None:
         """Reserve the sequence's memory, unless copies of other layers have done so."""

@@ -295,8 +295,8 @@ MUTANTS = (
         name="unfinished-blocks-are-copied",
         breaks="The sender copies every position by itself.",
         target="swarm.stage.kv_sender:_Target.goal",
-        old="return min(held, self.until.get(sequence, 0)) if self.until else held // BLOCK * BLOCK",
-        new="return min(held, self.until.get(sequence, 0)) if self.until else held",
+        old="return stored.verified(held) // BLOCK * BLOCK",
+        new="return stored.verified(held)",
         caught_by="tests/unit/stage/test_kv_copies.py::test_finished_blocks_are_copied_and_taken_over",
     ),
     Mutant(
@@ -306,5 +306,21 @@ MUTANTS = (
         old="self.log.expect(sequence, layers.stop)",
         new="pass",
         caught_by="tests/unit/stage/test_kv_copies.py::test_what_is_computed_after_copies_is_logged_for_the_next_death",
+    ),
+    Mutant(
+        name="prefix-mapped-before-the-source-has-it",
+        breaks="A sequence gets its prefix although the source lacks it in new layers.",
+        target="swarm.stage.shared_prefixes:SharedPrefixes.apply",
+        old="is_mapped = source.min_position(layers) >= link.position",
+        new="is_mapped = True",
+        caught_by="tests/unit/stage/test_shared_prefixes.py::test_a_new_layer_gets_the_prefix_once_the_source_has_it",
+    ),
+    Mutant(
+        name="replay-ends-sharing",
+        breaks="A replay gives a sequence pages of its own.",
+        target="swarm.stage.attention.arena:KvArena.mark_used",
+        old="if row.start < held.mappings.stop and not is_replay:",
+        new="if row.start < held.mappings.stop:",
+        caught_by="tests/model/test_sharing.py::test_layers_that_are_new_are_computed_for_the_first_sequence_only",
     ),
 )

@@ -104,6 +104,7 @@ def report_nodes(
                 "standby": [] if worker.is_gone else [[layers.first, layers.stop] for layers in worker.warm_layers],
                 "warming": warming_as_json(worker, state.manifest, now),
                 "copies": held_as_json(state, worker),
+                "spill": _report_spill(worker),
                 "kernels": ready.kernels if ready else "",
                 "lies": worker.num_corrupt_results,
                 "faults": worker.num_faults,
@@ -139,6 +140,20 @@ def _last_layers(worker: Worker) -> list[int] | None:
     """Return the layers that a lost worker had in the last plan; None if it had none, or left in good order."""
     held = worker.planned_layers if worker.state is WorkerState.OUT else None
     return None if held is None else [held.first, held.stop]
+
+
+def _report_spill(worker: Worker) -> Json | None:
+    """Return the figures of a worker's disk, as it reported them last; None for one without ``worker.spill``."""
+    if not worker.hello.spill_from:
+        return None
+    stats = worker.stats
+    return {
+        "num_bytes": int(stats.get("spill_bytes", 0)),
+        "limit_bytes": int(stats.get("spill_limit_bytes", 0)),
+        "chunks_written": int(stats.get("spill_chunks_written", 0)),
+        "chunks_read": int(stats.get("spill_chunks_read", 0)),
+        "restored_positions": int(stats.get("spill_positions_restored", 0)),
+    }
 
 
 def _next_hop(state: State, incarnation: str, worker: Worker) -> Json | None:

@@ -147,6 +147,12 @@ class Speculation:
         del self._waits[sequence.id]
         return False
 
+    def has_waits(self, now: float) -> bool:
+        """Whether any sequence waits for a proposal."""
+        if self._waits:
+            self._waits = {sequence: until for sequence, until in self._waits.items() if now < until}
+        return bool(self._waits)
+
     def end_wait(self, sequence: int) -> None:
         """Let a sequence join the next step: its proposal has arrived, or will not."""
         self._waits.pop(sequence, None)

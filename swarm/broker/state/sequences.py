@@ -36,6 +36,7 @@ class Sequence:
     scheduled: int = 0  # positions dispatched in this epoch
     kv: int = 0  # positions whose keys and values every stage has acknowledged
     proposed: list[int] = field(default_factory=list)  # tokens in flight beyond ``scheduled``, not verified yet
+    may_speculate: bool = True  # False after a failure of a step with its proposed tokens
     is_open_in_stages: bool = False  # the stages of this epoch have opened the sequence
     rebuilds: list[Rebuild] = field(default_factory=list)  # layers that must be rebuilt before the sequence runs again
     is_restoring: bool = False  # it waits for what the stages read of it from disk
@@ -323,6 +324,10 @@ class Sequence:
         """Record the worker that sent NaN or infinite hidden states of this sequence."""
         self._allow("record_not_finite")
         self.not_finite.append(worker)
+
+    def stop_speculation(self) -> None:
+        """Propose no more tokens for this sequence: a step that carried some has failed."""
+        self.may_speculate = False
 
     # --- its tokens --------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,9 @@ from swarm.broker.speculation.speculation import Speculation
 from swarm.broker.state import InFlightProposal, InFlightStep, Sequence, SequenceState, State
 from swarm.wire.messages import BLOCK, MAX_PROPOSED, MAX_ROWS, SequencePosition, num_blocks
 
+# Worker deaths with a sequence in flight, after which nothing is proposed for it: at the third death it is quarantined,
+# which must not happen because of guesses.
+MAX_DEATHS = 1
 SPECULATION_VERSION = 4  # of the protocol: the first whose stages verify proposed tokens
 
 
@@ -55,7 +58,9 @@ def _limit(state: State, proposal: Proposal | None, most: int) -> Proposal | Non
 def max_proposed(state: State, sequence: Sequence, spare: int = 0) -> int:
     """Return how many tokens may be proposed for a sequence at most: none unless it decodes and is no suspect, and no
     more than it can still draw but for the last one, which needs no position. ``spare``: blocks to leave free."""
-    if not sequence.is_decoding or sequence.id in state.evidence.suspects:
+    if not sequence.is_decoding or not sequence.may_speculate or sequence.num_deaths > MAX_DEATHS:
+        return 0
+    if sequence.id in state.evidence.suspects:
         return 0
     num_missing = min(sequence.max_remaining, sequence.request.submit.params.max_tokens - sequence.num_generated)
     if sequence.stop_at is not None:
@@ -95,10 +100,7 @@ def settle_proposals(state: State, speculation: Speculation, flight: InFlightSte
         if not sequence.pending:  # the last stage returned no token that the next step could begin with
             sequence.redraw_last()
             state.running.refresh(sequence)
-        blocks = max(proposal.blocks, num_blocks(sequence.scheduled))
-        if blocks < sequence.blocks:  # the stages must drop the refused positions before others get the blocks
-            state.to_truncate.append(sequence)
-        state.running.resize(sequence, blocks)
+        state.return_blocks(sequence, max(proposal.blocks, num_blocks(sequence.scheduled)))
 
 
 def refused_positions(state: State, chosen: Iterable[Sequence]) -> list[SequencePosition]:

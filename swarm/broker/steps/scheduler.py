@@ -17,6 +17,9 @@ failure then shows whether one of the sequences or the worker is to blame (``mem
 
 While layers that changed hands are rebuilt, steps pause in favour of replays (``planner.pauses``).
 
+With one step in flight, a step waits for sequences that wait for their proposals. Otherwise they and the other
+sequences would take steps in turns, half as full, while the draft model computes on the stages' cores.
+
 The scheduler does not track micro-batches: tokens that no step carries yet are a sequence's ``pending`` ones, and a
 decode has none while its step is in flight. The cost of a step is proportional to its rows, however many sequences
 wait.
@@ -189,6 +192,8 @@ def next_step(
     most = max_steps_in_flight(settings.mode, len(plan.stages), shares_cores=plan.shares_cores)
     state.decision.depth, state.decision.mode = most, "batch" if most == 1 else "overlapped"
     if len(state.in_flight) >= most or not _has_work(state) or _must_yield_to_replays(state, now):
+        return None
+    if most == 1 and speculation.has_waits(now):
         return None
     admit(state, settings, now)
     chosen = _choose(state, settings, most, speculation)

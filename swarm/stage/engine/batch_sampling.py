@@ -45,6 +45,8 @@ def sample_batch(
     is reached has logits that are not finite, or a grammar that can't be followed. Up to ``threads`` threads share the
     draws.
     """
+    if all(not job.num_proposed and job.params.grammar is None for job in batch.samples):
+        return _sample_plainly(batch, logits, manifest, threads)
     verifications: list[Verification] = []
     num_rows = 0
     for job in batch.samples:
@@ -63,6 +65,29 @@ def sample_batch(
     return _collect(verifications, grammars)
 
 
+def _sample_plainly(batch: Batch, logits: torch.Tensor, manifest: Manifest, threads: int) -> BatchSamples:
+    """Draw one token for each job, without proposals and grammars: the same as with them, in half of the time."""
+    tokens = _draw(logits[: len(batch.samples)].cpu(), batch.samples, manifest, threads, ())
+    sampled: list[Sampled] = []
+    failed: list[Failure] = []
+    for job, token in zip(batch.samples, tokens, strict=True):
+        sequence, position = batch.rows[job.row].sequence, len(job.history)
+        if token is None:
+            failed.append(Failure(sequence, _not_finite_error(position, manifest.dtype)))
+        else:
+            sampled.append(Sampled(sequence, position, token.token, token.logprobs))
+    return BatchSamples(tuple(sampled), tuple(failed))
+
+
+def _draw(
+    rows: torch.Tensor, jobs: Sequence[SampleJob], manifest: Manifest, threads: int, masks: Sequence[Mask | None]
+) -> list[SampledToken | None]:
+    """Draw the token after each job's history, by the kernel if it is there."""
+    if kernel.supports(rows):
+        return kernel.sample_rows_native(rows, jobs, manifest.eos_token_ids, threads, masks)
+    return sample_rows(rows, jobs, manifest.eos_token_ids, masks)
+
+
 def _compute_draws(
     draws: Sequence[Draw], rows: torch.Tensor, manifest: Manifest, threads: int, grammars: GrammarMasks
 ) -> None:
@@ -70,11 +95,7 @@ def _compute_draws(
     masks, refused, late = _grammar_masks(draws, grammars, rows.shape[-1])
     if len(draws) < len(rows):
         rows = rows[[draw.row for draw in draws]]
-    jobs = [draw.job for draw in draws]
-    if kernel.supports(rows):
-        tokens = kernel.sample_rows_native(rows, jobs, manifest.eos_token_ids, threads, masks)
-    else:
-        tokens = sample_rows(rows, jobs, manifest.eos_token_ids, masks)
+    tokens = _draw(rows, [draw.job for draw in draws], manifest, threads, masks)
     for place, (draw, token) in enumerate(zip(draws, tokens, strict=True)):
         verification = draw.verification
         if verification.is_closed:

@@ -8,7 +8,7 @@ not reached has no effect, whatever its logits are.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
@@ -104,7 +104,7 @@ class Verification:
         job = self.job
         if self._shared is not None:
             history = TokenPrefix(self._shared, job.num_certain + number)
-            job = replace(job, history=history, num_proposed=0)
+            job = SampleJob(job.row, job.params, job.seed, history, job.num_prompt)
         return Draw(self, self.first_row + number, job)
 
     def next_draws(self) -> Iterator[Draw]:

@@ -233,3 +233,91 @@ def test_accepted_positions_enter_the_prefix_cache(make_bench) -> None:
     bench.verify({1: ANSWER})
     assert bench.sequence().reason == "length"
     assert [r.num_blocks for r in bench.state.prefix.retired.values()] == [1]
+
+
+def test_a_guess_ends_before_a_token_that_no_stage_could_compute(make_bench) -> None:
+    bench = make_bench(proposers=(Oracle([40, 41, 1 << 20, 43]),)).serve(1)
+    step = decode(bench)
+    assert (step.tokens, step.proposed) == ((40, 41), (ProposedTail(1, 1),))
+
+
+def test_a_guess_is_cut_to_what_was_asked_for(make_bench) -> None:
+    class TooLong(Oracle):
+        def propose(self, sequence: Sequence, most: int) -> tuple[int, ...]:
+            return tuple(ANSWER[sequence.num_generated :])
+
+    bench = make_bench(scheduling(step_tokens=6), proposers=(TooLong(),)).serve(1)
+    assert decode(bench).tokens == tuple(ANSWER[:6])
+
+
+def test_blocks_of_refused_guesses_are_free_in_the_stages_before_others_get_them(
+    make_bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next step cuts a sequence that gave blocks back, even if it has no row in it."""
+    bench = make_bench(scheduling(kv_headroom=0), proposers=(Oracle([40, *[9] * 20]),)).serve(1)
+    step = decode(bench, "a", "b", num_prompt=BLOCK - 1)
+    assert {r.sequence for r in step.rows} == {1, 2}
+    assert bench.sequence("a").blocks == 2
+    monkeypatch.setattr("swarm.broker.speculation.speculation.Speculation.is_waiting", lambda _, s, now: s.id == 1)
+    (after,) = steps(bench.verify({1: ANSWER, 2: ANSWER}))
+    assert {r.sequence for r in after.rows} == {2}
+    assert bench.sequence("a").blocks == 1
+    assert SequencePosition(1, bench.sequence("a").kv) in after.truncate
+
+
+def test_nothing_is_proposed_for_suspects(make_bench) -> None:
+    """Their steps must show what fails: a request, or a worker."""
+    oracle = Oracle(ANSWER)
+    bench = make_bench(proposers=(oracle,)).serve(1)
+    decode(bench)
+    bench.state.evidence.suspects = frozenset([1])
+    oracle.asked.clear()
+    (after,) = steps(bench.verify({1: ANSWER}))
+    assert (row(after), after.proposed, oracle.asked) == ([(1, 7, 1)], UNSET, [])
+
+
+def test_a_draw_that_is_withheld_is_made_again(make_bench) -> None:
+    """A last stage accepts all proposed tokens and returns none after them: the last position is sent once more."""
+    bench = make_bench(proposers=(Oracle(ANSWER),)).serve(1)
+    step = bench.pipe.popleft() if decode(bench) else None
+    assert step is not None
+    done = verified(step, bench.state, {1: ANSWER})
+    (after,) = steps(bench.feed(StepFinished(structs.replace(done, sampled=done.sampled[:3]))))
+    assert after.rows[0].start == 6
+    assert after.tokens[0] == ANSWER[3]
+
+
+def test_guesses_stay_within_the_own_block_while_another_has_the_rest(make_bench) -> None:
+    oracle = Oracle(ANSWER, num_tokens=9)
+    bench = make_bench(scheduling(kv_headroom=0), proposers=(oracle,)).serve(1, kv_capacity=3 * BLOCK)
+    bench.say(submit("a", num_prompt=BLOCK - 6, max_tokens=20))
+    bench.say(submit("b", num_prompt=BLOCK + 2, max_tokens=20))
+    while not oracle.asked:
+        bench.verify({1: ANSWER, 2: ANSWER})
+    assert bench.state.reserved_blocks == 3
+    assert {sequence: most for sequence, most in oracle.asked if sequence == 1} == {1: 5}
+
+
+def test_proposed_tokens_behind_the_end_are_dropped(make_bench) -> None:
+    """A last stage has drawn them all the same."""
+    bench = make_bench(proposers=(Oracle(ANSWER, num_tokens=5),)).serve(1)
+    decode(bench, stop_token_ids=(42,))
+    bench.verify({1: ANSWER})
+    assert bench.sequence().tokens[3:] == [40, 41, 42]
+    assert bench.sequence().reason == "stop"
+    assert bench.state.counters.get("misplaced_tokens", 0) == 0
+
+
+def test_nobody_is_preempted_while_blocks_are_borrowed(make_bench) -> None:
+    """A request of a higher class waits for the step with guesses, and finds the blocks free."""
+    oracle = Oracle([40, *[9] * 20], num_tokens=3)
+    options = scheduling(kv_headroom=0, mode="overlapped")
+    bench = make_bench(options, proposers=(oracle,)).serve(2, kv_capacity=3 * BLOCK)
+    decode(bench, "low", num_prompt=BLOCK - 1)
+    assert bench.state.borrowed_blocks == 1
+    bench.say(submit("high", num_prompt=2 * BLOCK - 4, max_tokens=3, priority=50))
+    assert bench.sequence("low").num_preempted == 0
+    assert not bench.sequence("high").blocks
+    bench.verify({1: ANSWER, 2: ANSWER})
+    assert bench.sequence("high").blocks == 2
+    assert bench.sequence("low").num_preempted == 0
