@@ -71,8 +71,8 @@ class Speculation:
     def choose(self, mosts: Many[tuple[Sequence, int]], num_positions: int) -> dict[int, Proposal]:
         """Return the proposals of a step by sequence.
 
-        ``mosts``: the sequences for which tokens may be proposed, with the maximum numbers of tokens. ``num_positions``:
-        positions of the step without proposals.
+        ``mosts``: the sequences for which tokens may be proposed, with the maximum numbers of tokens.
+        ``num_positions``: positions of the step without proposals.
         """
         if not mosts:
             return {}
