@@ -71,7 +71,7 @@ async def test_the_answer_is_the_same_with_and_without(client: AsyncClient, opti
     after = await counters(client)
     accepted = after.get("accepted_tokens", 0) - before.get("accepted_tokens", 0)
     assert accepted > 0
-    assert after["tokens"] - before["tokens"] == 2 * 60 * options.get("n", 1)
+    assert after["tokens"] - before["tokens"] == 4 * 60 * options.get("n", 1)
 
 
 async def answers(client: AsyncClient, **options: Any) -> list[Answer]:
