@@ -339,8 +339,8 @@ def test_a_deadline_that_accepted_guesses_can_meet_is_not_given_up(make_bench) -
         bench.tick(1.0)
         bench.verify({1: ANSWER})
     assert bench.state.costs.min_step_s == pytest.approx(1.0, rel=0.05)
+    bench.run_dry()
+    bench.say(submit("never", max_tokens=40, ignore_eos=True, deadline_s=4.0))
+    assert bench.sequence("never").reason == "failed"
     bench.say(submit("soon", max_tokens=8, ignore_eos=True, deadline_s=4.0))
     assert bench.sequence("soon").reason is None
-    bench.say(submit("never", max_tokens=40, ignore_eos=True, deadline_s=4.0))
-    bench.tick()
-    assert bench.sequence("never").reason == "failed"
