@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
@@ -10,6 +10,10 @@ from swarm.errors import InvalidRequest
 
 # Priority classes by name. A priority is a number from -100 to 100; numbers in between are allowed, too.
 PRIORITIES = {"high": 50, "normal": 0, "low": -50}
+
+# Which proposers may guess an answer's tokens; the answer is the same in every mode.
+SpeculationMode = Literal["auto", "off", "suffix", "draft"]
+SPECULATION_MODES: tuple[SpeculationMode, ...] = get_args(SpeculationMode)
 
 MAX_SEED = 2**63 - 1
 MAX_N = 64

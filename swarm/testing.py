@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from swarm.errors import IllegalMove, KvFull, ModelError
 from swarm.params import SamplingParams
 from swarm.stage.executor import Batch, Capacity, FenceRaised, ForwardResult, KvData, Progress, SampleJob, StopCheck
+from swarm.stage.proposals import is_end_token
 from swarm.wire.messages import (
     BLOCK,
     MAX_SEQUENCES,
@@ -23,6 +24,7 @@ from swarm.wire.messages import (
     Manifest,
     Row,
     Sampled,
+    SequencePosition,
     TokenLogprob,
     layers_of,
     num_blocks,
@@ -247,7 +249,7 @@ class FakeExecutor:
             raise FenceRaised
         hidden = self._inputs(batch)
         taken = 0
-        last: list[int] = []
+        stops: list[int] = []
         for row in batch.rows:
             if batch.through is None:
                 hidden[taken : taken + row.count] = self._compute_row(row, hidden[taken : taken + row.count])
@@ -257,14 +259,21 @@ class FakeExecutor:
                     hidden[offset] = self._compute_position(row.sequence, position, hidden[offset], batch.through)
                 self._discard_from(row.sequence, row.start + row.count, batch.through)
             taken += row.count
-            last.append(hidden[taken - 1])
+            stops.append(taken)
         progressed()
         if self.layers.stop < self.manifest.num_layers:
             outputs = np.array(hidden, dtype=np.uint64).view(np.float32).reshape(-1, 2)
             return ForwardResult(outputs, (), (), 0.001, 0.0)
         late = tuple(batch.rows[job.row].sequence for job in batch.samples if self._is_deferred())
-        drawn = (self._draw(job, batch.rows[job.row], last) for job in batch.samples)
-        return ForwardResult(None, tuple(d for d in drawn if d.sequence not in late), (), 0.001, 0.0, late=late)
+        sampled: list[Sampled] = []
+        certain: list[SequencePosition] = []
+        for job in batch.samples:
+            row, stop = batch.rows[job.row], stops[job.row]
+            if row.sequence not in late:
+                drawn = self._verify(job, row, hidden[stop - 1 - job.num_proposed : stop])
+                sampled += drawn
+                certain.append(SequencePosition(row.sequence, drawn[-1].position))
+        return ForwardResult(None, tuple(sampled), (), 0.001, 0.0, late=late, certain=tuple(certain))
 
     def recheck(
         self, batch: Batch, limit: int, fenced: Callable[[], bool], progressed: Callable[[], None]
@@ -286,7 +295,7 @@ class FakeExecutor:
         progressed()
         if layers.stop < self.manifest.num_layers:
             return ForwardResult(np.array(hidden, dtype=np.uint64).view(np.float32).reshape(-1, 2), (), (), 0.001, 0.0)
-        return ForwardResult(None, tuple(self._draw(job, row, hidden[-1:]) for job in batch.samples), (), 0.001, 0.0)
+        return ForwardResult(None, tuple(self._draw(job, row, hidden[-1]) for job in batch.samples), (), 0.001, 0.0)
 
     def _inputs(self, batch: Batch) -> list[int]:
         if batch.hidden is None:
@@ -356,10 +365,22 @@ class FakeExecutor:
         self.num_draws += 1
         return self.defer_every > 0 and self.num_draws % self.defer_every == 0
 
-    def _draw(self, job: SampleJob, row: Row, last: list[int]) -> Sampled:
-        hidden = last[job.row]
-        token = fake_token(hidden, job.params, job.seed, job.history, self.manifest.vocab_size)
-        return Sampled(row.sequence, row.start + row.count, token, fake_logprobs(hidden, token, job.params))
+    def _verify(self, job: SampleJob, row: Row, hidden: list[int]) -> list[Sampled]:
+        """Draw a token after the last certain one, and after each proposal that equals the token before it."""
+        drawn: list[Sampled] = []
+        proposals = [*job.history[job.num_certain :], None]
+        for position, (value, proposal) in enumerate(zip(hidden, proposals, strict=True), job.num_certain):
+            drawn.append(self._draw(job, row, value, position))
+            token = drawn[-1].token
+            if token != proposal or is_end_token(token, job.params, self.manifest.eos_token_ids):
+                break
+        return drawn
+
+    def _draw(self, job: SampleJob, row: Row, hidden: int, position: int | None = None) -> Sampled:
+        """Draw the token at a position, which by default is the one behind the row."""
+        position = row.start + row.count if position is None else position
+        token = fake_token(hidden, job.params, job.seed, job.history[:position], self.manifest.vocab_size)
+        return Sampled(row.sequence, position, token, fake_logprobs(hidden, token, job.params))
 
     def drop_spare(self) -> None:
         self.kept, self.aside = frozenset(), {}

@@ -9,6 +9,11 @@ of room, and every now and then a worker is killed and another one started, so t
     tools/contract.py                                                # 100,000 pairs in bfloat16
     tools/contract.py --requests 2000 --architecture qwen3_moe --dtype float32
     tools/contract.py --weights int4 --activations int8              # of four bits, and rows of eight
+    tools/contract.py --speculation suffix                           # the crowd with proposals, alone without
+
+With ``--speculation``, the crowd's steps carry proposed tokens and those of the reference do not. The model then has a
+tokenizer, and requests repeat themselves, so that tokens can be guessed: greedy, drawn, with several continuations,
+penalties, biases, stop strings, stop tokens and grammars.
 
 Prints the pairs that were compared and how many differed; exit code 1 if any did.
 """
@@ -34,7 +39,8 @@ import torch
 from bench_lib import processor
 from transformers import AutoConfig
 
-from swarm import AsyncClient, ClientError
+import swarm.demo
+from swarm import AsyncClient, ClientError, Grammar
 from tests.faults.bench import Answer, Swarm, answer_of
 from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
@@ -55,13 +61,32 @@ SHAPE: dict[str, Any] = {
     "pad_token_id": 0,
 }
 MORE_MIB = 66  # than a worker needs to start: room for fewer sequences than are asked for at once
+DEMO = Path(swarm.demo.__file__).parent / "village"
+DEMO_VOCABULARY = 768
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "first_name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+        "favourite_colour": {"enum": ["red", "green", "blue"]},
+    },
+    "required": ["first_name", "age", "favourite_colour"],
+    "additionalProperties": False,
+}
+GRAMMARS = (
+    Grammar("json_schema", json.dumps(SCHEMA)),
+    Grammar("regex", r"(yes|no)( and (yes|no)){3,9}\."),
+    Grammar("ebnf", 'root ::= pair{4}\npair ::= "<entry>" [0-9]{2} "</entry>"\n'),
+)
+TEXTS = ("Once upon a time there was a little dog. ", "The dog saw the cat. The cat saw the dog. ", "1 2 3 4 5 6 7 8 ")
 PATIENCE_S = 300.0
 SAY_EVERY_S = 20.0
 
 
 @dataclass(frozen=True)
 class Request:
-    prompt: list[int]
+    prompt: list[int] | str
     options: dict[str, Any]
 
 
@@ -83,9 +108,55 @@ def requests_of(count: int, seed: int) -> list[Request]:
     return found
 
 
-async def ask(client: AsyncClient, request: Request) -> Answer:
-    done = await client.generate(request.prompt, ignore_eos=True, timeout=PATIENCE_S, **request.options)
-    return answer_of(done)
+def repeating_requests(count: int, seed: int) -> list[Request]:
+    """Make requests of all kinds whose answers can partly be guessed: from their prompts, from earlier answers to the
+    same or a similar request, or by their grammars."""
+    chance = random.Random(seed)
+    found = []
+    for number in range(count):
+        options: dict[str, Any] = {"max_tokens": chance.choice((1, 2, 8, 24, 48)), "logprobs": chance.choice((0, 2))}
+        options |= {"temperature": 0.0} if chance.random() < 0.4 else _drawn(chance, number)
+        options |= chance.choice((_nothing, _penalized, _biased, _several, _stopped, _by_grammar))(chance)
+        prompt: list[int] | str = chance.choice(TEXTS) * chance.choice((1, 2, 8))
+        if chance.random() < 0.5:
+            part = [chance.randrange(3, DEMO_VOCABULARY) for _ in range(chance.choice((2, 7, 19, 40)))]
+            prompt = part * chance.choice((1, 2, 4))
+        found.append(Request(prompt, {"ignore_eos": "grammar" not in options} | options))
+    return found
+
+
+def _drawn(chance: random.Random, number: int) -> dict[str, Any]:
+    return {"temperature": chance.choice((0.3, 0.9)), "seed": number, "top_p": chance.choice((1.0, 0.9))}
+
+
+def _nothing(chance: random.Random) -> dict[str, Any]:
+    return {}
+
+
+def _penalized(chance: random.Random) -> dict[str, Any]:
+    return {"repetition_penalty": chance.choice((1.05, 1.3)), "frequency_penalty": chance.choice((0.0, 0.2))}
+
+
+def _biased(chance: random.Random) -> dict[str, Any]:
+    return {"logit_bias": {chance.randrange(3, DEMO_VOCABULARY): 3.0}, "presence_penalty": 0.1}
+
+
+def _several(chance: random.Random) -> dict[str, Any]:
+    return {"n": chance.choice((2, 3))}
+
+
+def _stopped(chance: random.Random) -> dict[str, Any]:
+    tokens = tuple(chance.randrange(3, DEMO_VOCABULARY) for _ in range(8))
+    return {"stop": ["dog", "e t"], "stop_token_ids": tokens}
+
+
+def _by_grammar(chance: random.Random) -> dict[str, Any]:
+    return {"grammar": chance.choice(GRAMMARS), "max_tokens": 60}
+
+
+async def ask(client: AsyncClient, request: Request, **more: Any) -> Answer:
+    options = {"ignore_eos": True} | request.options | more
+    return answer_of(await client.generate(request.prompt, timeout=PATIENCE_S, **options))
 
 
 @dataclass
@@ -154,9 +225,14 @@ async def least_mib(swarm: Processes) -> int:
     return int(found[1])
 
 
-def write_model(folder: Path, architecture: str, dtype: str) -> None:
-    config = AutoConfig.for_model(architecture, **(SHAPE | ARCHITECTURES[architecture] | {"head_dim": 64}))
-    random_model(config, getattr(torch, dtype)).save_pretrained(folder)
+def write_model(folder: Path, architecture: str, dtype: str, *, has_tokenizer: bool = False) -> None:
+    """Write a model of random weights, perhaps with the demo model's tokenizer."""
+    shape = SHAPE | ARCHITECTURES[architecture] | {"head_dim": 64}
+    if has_tokenizer:
+        shape |= {"vocab_size": DEMO_VOCABULARY, "bos_token_id": 0, "eos_token_id": 1}
+    random_model(AutoConfig.for_model(architecture, **shape), getattr(torch, dtype)).save_pretrained(folder)
+    for name in TOKENIZER_FILES if has_tokenizer else ():
+        shutil.copyfile(DEMO / name, folder / name)
 
 
 @asynccontextmanager
@@ -166,6 +242,7 @@ async def serving(model: Path, folder: Path, options: argparse.Namespace) -> Asy
         "SWARM_BROKER__SETTLE_S": "0.1",
         "SWARM_WORKER__WEIGHTS": options.weights,
         "SWARM_WORKER__ACTIVATIONS": options.activations,
+        "SWARM_BROKER__SPECULATION": options.speculation,
     }
     with Zygote(model) as zygote, Swarm(model, folder, zygote, environment) as swarm:
         swarm.start_broker(options.workers)
@@ -180,16 +257,19 @@ def connected(swarm: Swarm) -> AsyncClient:
 
 
 async def contract(model: Path, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    requests = requests_of(options.distinct, options.seed)
+    speculates = options.speculation != "off"
+    requests = (repeating_requests if speculates else requests_of)(options.distinct, options.seed)
     async with serving(model, folder, options) as (swarm, limit), connected(swarm) as client:
         await swarm.until_serving(client, options.workers)
         began = time.monotonic()
-        alone = [await ask(client, request) for request in requests]
+        alone = [await ask(client, request, speculation="off") for request in requests]
+        before = figures(await client.query("stats"))
         alone_s, began = time.monotonic() - began, time.monotonic()
         kernels = {row["kernels"] for row in (await client.query("plan"))["stages"]}  # type: ignore[union-attr]
         crowd = Contract(swarm, client, requests, alone, limit, options.seed)
         await crowd.run(options.requests, options.at_once, options.kill_every)
         stats = await client.query("stats")
+        after = figures(stats)
         return {
             "architecture": options.architecture,
             "dtype": options.dtype,
@@ -202,6 +282,10 @@ async def contract(model: Path, folder: Path, options: argparse.Namespace) -> di
             "at_once": options.at_once,
             "distinct": len(requests),
             "kv_capacity": (await client.query("status"))["kv_capacity"],
+            "speculation": options.speculation,
+            "proposed_alone": before["proposed_tokens"],
+            "proposed": after["proposed_tokens"] - before["proposed_tokens"],
+            "accepted": after["accepted_tokens"] - before["accepted_tokens"],
             "deaths": crowd.deaths,
             "preemptions": stats["scheduler"]["preemptions"],  # type: ignore[index,call-overload]
             "prefix_hits": stats["pipeline"].get("prefix_hits"),  # type: ignore[union-attr]
@@ -209,6 +293,11 @@ async def contract(model: Path, folder: Path, options: argparse.Namespace) -> di
             "crowd_s": round(time.monotonic() - began),
             "processor": processor(),
         }
+
+
+def figures(stats: Any) -> dict[str, int]:
+    """Return the counters of proposed and accepted tokens."""
+    return {name: int(stats["pipeline"].get(name, 0)) for name in ("proposed_tokens", "accepted_tokens")}
 
 
 def main() -> int:
@@ -222,12 +311,19 @@ def main() -> int:
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--weights", choices=("auto", "int8", "int4"), default="auto")
     parser.add_argument("--activations", choices=("auto", "int8"), default="auto", help="with quantized weights")
+    parser.add_argument("--speculation", choices=("off", "auto", "suffix"), default="off", help="of the crowd's steps")
+    parser.add_argument("--demo", action="store_true", help="the demo model instead of one with random weights")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="swarm-contract-"))
-    write_model(folder / "model", options.architecture, options.dtype)
-    result = asyncio.run(contract(folder / "model", folder, options))
+    model = DEMO if options.demo else folder / "model"
+    if not options.demo:
+        write_model(model, options.architecture, options.dtype, has_tokenizer=options.speculation != "off")
+    result = asyncio.run(contract(model, folder, options))
     print(json.dumps(result, indent=1))
+    if options.speculation != "off" and (result["proposed_alone"] or not result["accepted"]):
+        print("the reference had proposals, or no proposal was accepted: nothing was compared", file=sys.stderr)
+        return 1
     if result["differ"]:
         print(f"the logs are in {folder}", file=sys.stderr)
         return 1

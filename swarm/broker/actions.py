@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from swarm.wire.draft_messages import AskProposals
 from swarm.wire.messages import (
     FinishReason,
     Hop,
@@ -191,6 +192,20 @@ class ShowOwnSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class AskDraft:
+    """Send a request to the process of the draft model; the answer arrives as ``DraftMessageReceived``. If there is
+    none within ``wait_s``, feed ``DraftOverdue``."""
+
+    request: AskProposals
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StopDraft:
+    """End the process of the draft model, and do not start it again."""
+
+
+@dataclass(frozen=True, slots=True)
 class WriteLog:
     """Log an event."""
 
@@ -234,6 +249,8 @@ Action = (
     | SetAllowedKeys
     | SetRelayTickets
     | ShowOwnSettings
+    | AskDraft
+    | StopDraft
     | WriteLog
 )
 

@@ -10,6 +10,7 @@ many steps as may be in flight, which is why no other part needs to ask for it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -26,6 +27,9 @@ from swarm.broker.events import (
     ClientMessageReceived,
     ClientUnreachable,
     DescriptorsCounted,
+    DraftGone,
+    DraftMessageReceived,
+    DraftOverdue,
     EndNotWritten,
     EndWritten,
     EpochWritten,
@@ -62,12 +66,18 @@ from swarm.broker.reports.statistics import PipelineStatistics, RequestLatencies
 from swarm.broker.reports.trace import RequestTracer
 from swarm.broker.requests.completion import RequestSettings
 from swarm.broker.requests.requests import RequestHandler
-from swarm.broker.state import State, WorkerState
+from swarm.broker.speculation.depth import DepthControl
+from swarm.broker.speculation.drafts import DraftEvent, Drafts
+from swarm.broker.speculation.proposer import Proposer
+from swarm.broker.speculation.speculation import Speculation
+from swarm.broker.state import InFlightStep, State, WorkerState
 from swarm.broker.state.journal_snapshot import JournalSnapshot
 from swarm.broker.state.prefix import PrefixCache, PrefixRules
 from swarm.broker.state.workers import Judgement
 from swarm.broker.steps import scheduler
+from swarm.broker.steps.proposals import prepare_proposals, settle_proposals
 from swarm.broker.steps.scheduler import SchedulerSettings
+from swarm.params import SpeculationMode
 from swarm.wire.messages import (
     NO_LINEAGE,
     Ack,
@@ -86,6 +96,7 @@ from swarm.wire.messages import (
     PlanCommand,
     Query,
     ShowSettings,
+    Step,
     StepDone,
     Stop,
     StopWorker,
@@ -120,8 +131,10 @@ class CoreSettings:
     dtype: str = ""  # type of the weights at all workers; empty: the first worker's
     relay: str = ""  # endpoint of the relay for workers that can only connect outwards; empty: none
     run: str = ""  # prefix that distinguishes the ids of this broker's events from the ids of previous brokers
+    has_draft: bool = False  # there is a draft model, in a process of its own
     requests: RequestSettings = field(default_factory=RequestSettings)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
+    speculation: SpeculationMode = "auto"  # which of the proposers may guess
     plan: ReconfigurationSettings = field(default_factory=ReconfigurationSettings)
     health: HealthLimits = field(default_factory=HealthLimits)
     recheck: RecheckSettings = field(default_factory=RecheckSettings)
@@ -143,13 +156,24 @@ class CoreSettings:
 class BrokerCore:
     """Decides what the broker does (see the module)."""
 
-    def __init__(self, settings: CoreSettings, now: float, snapshot: JournalSnapshot | None = None) -> None:
+    def __init__(
+        self,
+        settings: CoreSettings,
+        now: float,
+        snapshot: JournalSnapshot | None = None,
+        *,
+        proposers: Iterable[Proposer] = (),
+        control: DepthControl | None = None,
+    ) -> None:
         self.settings = settings
         self.state = State(
             lineage=settings.lineage, started_at=now, now=now, ticked_at=now, prefix=PrefixCache(settings.prefix)
         )
         self.state.routes.relay = settings.relay
         self._out = Outbox()
+        self.drafts = Drafts(self.state, self._out) if settings.has_draft else None
+        own = () if self.drafts is None else (self.drafts,)
+        self.speculation = Speculation((*proposers, *own), settings.speculation, control)
         self._tracer = RequestTracer(settings.trace_steps, settings.requests.retain_s)
         self._statistics = PipelineStatistics()
         latencies = RequestLatencies()
@@ -175,6 +199,8 @@ class BrokerCore:
             statistics=self._statistics,
             latencies=latencies,
             judgements=self.judgements,
+            speculation=self.speculation,
+            drafts=self.drafts,
         )
         self._lost_step_detector = LostStepDetector(self.state, self._members.monitor, self._reconfiguration, self._out)
         self._num_events = 0  # part of the event ids in logs
@@ -274,6 +300,8 @@ class BrokerCore:
                 self._reconfiguration.on_route_tested(epoch, problem, now)
             case RulesChanged(rules):
                 self._reconfiguration.on_rules_changed(rules, now)
+            case DraftMessageReceived() | DraftOverdue() | DraftGone():
+                self._on_draft_event(event, now)
             case JournalFigures(values):
                 self.state.journal_figures = values
             case ProcessFigures(values):
@@ -297,6 +325,10 @@ class BrokerCore:
         self._requests.durability.on_journal_renewed(next_sequence, now)
         self._out.append(FinishJournalRewrite(self._reconfiguration.make_epoch_record(), self.state.next_sequence))
 
+    def _on_draft_event(self, event: DraftEvent, now: float) -> None:
+        for sequence in () if self.drafts is None else self.drafts.handle(event, now):
+            self.speculation.end_wait(sequence)
+
     def _on_message_refused(self, refused: MessageRefused, now: float) -> None:
         self.state.count(f"malformed_{refused.socket}")
         if refused.foreign:
@@ -305,15 +337,21 @@ class BrokerCore:
             self._members.on_damaged_message(now)
 
     def _fill_pipeline(self, now: float) -> None:
-        while (step := scheduler.next_step(self.state, self.settings.scheduler, now)) is not None:
+        for released in () if self.drafts is None else self.drafts.ask(now):
+            self.speculation.end_wait(released)
+        while (step := self._next_step(now)) is not None:
             self.state.count("steps")
             self.state.count("rows", len(step.rows))
             self.state.count("positions", len(step.tokens))
-            self.state.plans.gauge.on_dispatched(step.step, step.rows)
+            self.state.plans.gauge.on_dispatched(step.step, step.rows, step.proposed or ())
+            self.state.count("speculative_steps", bool(step.proposed))
             self._statistics.record_dispatch(step, len(self.state.in_flight), len(self.state.waiting))
             self._out.append(Dispatch(step))
         for sequence in self.state.take_deadline_unreachable():
             self._requests.completer.fail_too_late(sequence, now)
+
+    def _next_step(self, now: float) -> Step | None:
+        return scheduler.next_step(self.state, self.settings.scheduler, now, self.speculation)
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
@@ -329,7 +367,7 @@ class BrokerCore:
             self._members.failure_judge.record_step(done.kv, now)
         self.state.count("step_seconds", now - flight.sent_at)
         self.state.plans.gauge.on_finished(done.step, done.hops, now - flight.sent_at)
-        self._tracer.record_step(flight.sent_at, now, done)
+        self._tracer.record_step(flight, now, done)
         if self._statistics.record_done(now - flight.sent_at, done) and self._statistics.is_due(
             self.settings.profile_every
         ):
@@ -341,13 +379,24 @@ class BrokerCore:
             num_tokens=flight.num_tokens, rebuilding=is_rebuilding, now=now
         ):
             self._reconfiguration.log_recovery(recovery)
-        self._requests.collector.collect(done.sampled, done.hops, now)
+        self._requests.collector.collect(done.sampled, done.hops, flight, now)
         for failure in done.failed:
             sequence = self.state.sequences.get(failure.sequence)
             if sequence is not None:
                 self._requests.completer.end(sequence, "failed", now, failure.reason)
         scheduler.redraw_late(self.state, done.late, flight)
+        settle_proposals(self.state, self.speculation, flight)
+        self._store_forced(done, flight)
+        prepare_proposals(self.state, self.speculation, flight, now)
+        self.speculation.forget_inactive(sequence for sequence, _ in flight.sequences)
         self._reconfiguration.restorer.on_step_done(done.step, now)
+
+    def _store_forced(self, done: StepDone, flight: InFlightStep) -> None:
+        """Keep the tokens that the last stage has found certain to follow, for the sequences' next steps."""
+        for forced in done.forced or ():
+            sequence = self.state.sequences.get(forced.sequence)
+            if sequence is not None and sequence.is_decoding and flight.is_current(sequence):
+                self.speculation.on_forced(sequence, forced)
 
     # --- clients -----------------------------------------------------------------------------------------------------
 
@@ -403,6 +452,7 @@ class BrokerCore:
         self._accept_gate.tick(now)
         self._reconfiguration.rebuilder.tick(now)
         self._reconfiguration.restorer.tick(now)
+        self.speculation.forget_inactive()
         if not self.state.running and (recovery := self.state.recoveries.end_without_sequences(now)):
             self._reconfiguration.log_recovery(recovery)
         self._reconfiguration.tick(now)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 # part of a client's message
 from swarm.broker.state.ended_requests import ClientAccount as ClientAccount  # noqa: PLC0414 (re-exported)
+from swarm.wire.draft_messages import DraftMessage
 from swarm.wire.messages import ClientMessage, Heartbeat, Json, Query, StepDone, WorkerMessage
 
 if TYPE_CHECKING:
@@ -242,15 +243,37 @@ class RulesChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftMessageReceived:
+    """The process of the draft model sent a message."""
+
+    message: DraftMessage
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOverdue:
+    """The request with this number to the draft model has not been answered in time."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftGone:
+    """The process of the draft model has ended. ``is_final``: it is not started again."""
+
+    reason: str
+    is_final: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed."""
 
 
 def describe_event(event: Event) -> dict[str, object] | None:
-    """Return an event's fields for the log; None for ticks and heartbeats, which are frequent and cause little."""
+    """Return an event's fields for the log; None for frequent events that cause little, such as ticks."""
     fields: dict[str, object] = {"kind": type(event).__name__}
     match event:
-        case Tick() | HeartbeatReceived() | JournalFigures() | ProcessFigures():
+        case Tick() | HeartbeatReceived() | JournalFigures() | ProcessFigures() | DraftMessageReceived():
             return None
         case ClientMessageReceived(client, message):
             fields |= {"client": client.hex(), "message": type(message).__name__}
@@ -295,5 +318,8 @@ Event = (
     | RouteTested
     | DescriptorsCounted
     | RulesChanged
+    | DraftMessageReceived
+    | DraftOverdue
+    | DraftGone
     | Tick
 )

@@ -27,6 +27,7 @@ from swarm.broker.admin.solver import PlanSolver
 from swarm.broker.admin.status import report_status
 from swarm.broker.auth.service import AuthService
 from swarm.broker.core import BrokerCore
+from swarm.broker.draft_process import DraftProcess, draft_command
 from swarm.broker.events import (
     ClientBlocked,
     ClientUnreachable,
@@ -45,7 +46,8 @@ from swarm.broker.journal.store import JournalLimits, JournalStore, Timestamp
 from swarm.broker.journal.writer import JournalFact, JournalWriter
 from swarm.broker.message_server import MessageServer
 from swarm.broker.process import descriptor_limit, num_descriptors, process_figures
-from swarm.broker.settings import Endpoints, make_core_settings, make_plan_rules
+from swarm.broker.settings import Endpoints, has_draft, make_core_settings, make_plan_rules, make_proposers
+from swarm.broker.speculation.depth import DepthControl
 from swarm.broker.state.journal_snapshot import JournalSnapshot, next_lineage
 from swarm.clock import Clock, SystemClock
 from swarm.config.display import settings_report
@@ -126,6 +128,7 @@ class BrokerService:
         self._can_retry = asyncio.Event()
         self._stop = asyncio.Event()
         self._solver = PlanSolver(self._feed)
+        self._draft = DraftProcess(draft_command(settings), self._feed) if has_draft(settings) else None
         self._route_tests: set[asyncio.Task[None]] = set()  # running tests of routes; bounded: each ends soon by itself
         self.exit_code = 0
         self._logs_events = settings.log.level == "debug"
@@ -141,7 +144,13 @@ class BrokerService:
         )
         endpoints = Endpoints(*server.advertised, f"tcp://*:{server.port + 4}" if addresses else "")
         key = auth.key_pair and auth.key_pair.public
-        self._core = BrokerCore(make_core_settings(settings, endpoints, self._lineage, key), clock.now(), past)
+        self._core = BrokerCore(
+            make_core_settings(settings, endpoints, self._lineage, key),
+            clock.now(),
+            past,
+            proposers=make_proposers(settings),
+            control=DepthControl(),
+        )
         if unused := socket_activation.close_unused():
             log.warning(
                 "handed_doors_unused", at=unused, note="swarm-broker.socket names other addresses than the settings"
@@ -217,6 +226,7 @@ class BrokerService:
                 group.create_task(self._report_figures()),
                 group.create_task(self._solver.run()),
                 group.create_task(self._auth.run()),
+                *([] if self._draft is None else [group.create_task(self._draft.run())]),
             ]
             await self._stop.wait()
             self._unit.manager.send_stopping("stopping; accepted requests are in the journal")
@@ -281,6 +291,8 @@ class BrokerService:
                 log.debug("event", cause=cause, **fields)
             for action in actions:
                 answer = self._perform(act.add_cause(action, cause))
+                if failpoints.armed and isinstance(action, act.Dispatch) and action.step.proposed:
+                    failpoints.hit("broker.proposes")
                 if answer is not None:
                     events.append(answer)
 
@@ -313,6 +325,8 @@ class BrokerService:
                 self._auth.allow_keys(door, keys)
             case act.Solve(number, question):
                 self._solver.ask(number, question)
+            case act.AskDraft() | act.StopDraft():
+                self._perform_draft(action)
             case act.ProbeRoute(epoch, endpoint):
                 task = asyncio.create_task(self._test_route(epoch, endpoint), name="test a route")
                 self._route_tests.add(task)
@@ -320,6 +334,13 @@ class BrokerService:
             case act.WriteLog(event, level, fields):
                 getattr(log, level)(event, **fields)
         return None
+
+    def _perform_draft(self, action: act.AskDraft | act.StopDraft) -> None:
+        assert self._draft is not None, "the core orders nothing without a draft model"
+        if isinstance(action, act.AskDraft):
+            self._draft.ask(action)
+        else:
+            self._draft.stop()
 
     def _send(self, action: act.SendToClient | act.SendToWorker | act.Dispatch) -> Event | None:
         """Send a message. A message that its own schema rejects is a bug, or follows from a peer's input: it is logged

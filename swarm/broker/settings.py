@@ -13,6 +13,8 @@ from swarm.broker.planning.rules import PlanRules
 from swarm.broker.recovery.rebuild import RebuildSettings
 from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
 from swarm.broker.requests.completion import RequestSettings
+from swarm.broker.speculation.proposer import Proposer
+from swarm.broker.speculation.suffix import SuffixProposer
 from swarm.broker.state.prefix import PrefixRules
 from swarm.broker.steps.scheduler import SchedulerSettings
 from swarm.config import Settings
@@ -48,6 +50,8 @@ def make_core_settings(settings: Settings, endpoints: Endpoints, lineage: Lineag
         profile_every=settings.log.profile_every,
         check_rules=broker.check_rules,
         run=f"{secrets.token_hex(2)}-",
+        speculation=broker.speculation,
+        has_draft=has_draft(settings),
         requests=RequestSettings(
             broker.max_queue,
             broker.client_grace_s,
@@ -84,6 +88,16 @@ def make_core_settings(settings: Settings, endpoints: Endpoints, lineage: Lineag
         ),
         recheck=RecheckSettings(settings.recovery.recheck_every_s),
     )
+
+
+def has_draft(settings: Settings) -> bool:
+    """Whether a draft model is configured, and may propose."""
+    return settings.broker.draft is not None and settings.broker.speculation in ("auto", "draft")
+
+
+def make_proposers(settings: Settings) -> list[Proposer]:
+    """Return the proposers that compute in the broker's own process. The grammar's is always there."""
+    return [SuffixProposer()] if settings.broker.speculation in ("auto", "suffix") else []
 
 
 def make_plan_rules(settings: Settings) -> PlanRules:

@@ -163,6 +163,15 @@ JoinOption = Annotated[
 ModeOption = Annotated[
     Mode | None, typer.Option("--mode", help="Steps in flight: one (batch) or one per stage (overlapped).")
 ]
+DraftOption = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        metavar="MODEL",
+        help="Draft model: a small model with the same tokenizer that proposes tokens; DIR, FILE.gguf or a name on the "
+        "hub. [default: none]",
+    ),
+]
 DeviceOption = Annotated[
     str | None, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:N or mps. [default: cpu]")
 ]

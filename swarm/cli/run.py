@@ -14,6 +14,7 @@ from swarm.cli.options import (
     ConfigOption,
     DeviceOption,
     DiscoverableOption,
+    DraftOption,
     DtypeOption,
     JoinOption,
     JsonOption,
@@ -53,6 +54,7 @@ def broker(
     state_dir: StateDirOption = None,
     mode: ModeOption = None,
     dtype: DtypeOption = None,
+    draft: DraftOption = None,
     min_workers: Annotated[
         int | None, typer.Option("--min-workers", metavar="N", help="Workers to wait for before the first plan.")
     ] = None,
@@ -72,6 +74,7 @@ def broker(
         "broker.port": port,
         "broker.mode": mode.value if mode else None,
         "broker.dtype": dtype.value if dtype else None,
+        "broker.draft": draft,
         "broker.min_workers": min_workers,
         "state_dir": str(state_dir) if state_dir else None,
     }

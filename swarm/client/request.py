@@ -12,7 +12,7 @@ from typing import TypedDict, TypeVar
 import msgspec
 
 from swarm.errors import InvalidRequest
-from swarm.params import PRIORITIES, Grammar, SamplingParams
+from swarm.params import PRIORITIES, SPECULATION_MODES, Grammar, SamplingParams, SpeculationMode
 from swarm.wire.messages import MAX_KEEP_S, MAX_MEMO, MAX_TOKENS, Submit
 
 Prompt = str | Sequence[int]
@@ -46,6 +46,8 @@ class RequestOptions(TypedDict, total=False):
     - ``detached``: the request continues when its client leaves or vanishes, and any client that has its id may
       ``attach``.
     - ``keep_s``: the request continues for this many seconds each time its reader leaves or vanishes.
+    - ``speculation``: "auto", "off", "suffix" or "draft": what may guess tokens ahead, among the broker's proposers.
+      The answer is the same with each.
     - ``memo``: a text that ``recall`` returns.
     - ``visible``: special tokens that appear in the answer's text, as marks of tool calls must; all others are left
       out. This stays on the client.
@@ -59,6 +61,7 @@ class RequestOptions(TypedDict, total=False):
     hops: bool
     detached: bool
     keep_s: float
+    speculation: SpeculationMode | None
     memo: str
     visible: Sequence[int]
 
@@ -92,6 +95,7 @@ class _ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     hops: bool = False
     detached: bool = False
     keep_s: float = 0.0
+    speculation: str | None = None
     memo: str = ""
     visible: tuple[int, ...] = ()
 
@@ -113,6 +117,7 @@ class RequestSpec:
     hops: bool = False
     detached: bool = False
     keep_s: float = 0.0
+    speculation: SpeculationMode | None = None
     memo: str = ""
     visible: tuple[int, ...] = ()
 
@@ -127,6 +132,7 @@ class RequestSpec:
             hops=submit.hops,
             detached=submit.detached,
             keep_s=submit.keep_s,
+            speculation=submit.speculation,
             visible=visible,
         )
 
@@ -144,6 +150,7 @@ class RequestSpec:
             hops=self.hops,
             detached=self.detached,
             keep_s=self.keep_s,
+            speculation=self.speculation,
             memo=self.memo,
         )
 
@@ -175,6 +182,7 @@ def check_options(params: SamplingParams | None, options: Mapping[str, object]) 
         hops=own.hops,
         detached=own.detached,
         keep_s=own.keep_s,
+        speculation=_speculation_mode(own.speculation),
         memo=own.memo,
         visible=own.visible,
     )
@@ -212,6 +220,13 @@ def _priority_number(priority: int | str) -> int:
     if not -100 <= priority <= 100:
         raise InvalidRequest(f"priority must be between -100 and 100, not {priority}", code="priority")
     return priority
+
+
+def _speculation_mode(mode: str | None) -> SpeculationMode | None:
+    if mode is None or mode in SPECULATION_MODES:
+        return mode
+    reason = f"speculation must be one of {', '.join(SPECULATION_MODES)}, not {mode!r}"
+    raise InvalidRequest(reason, code="speculation")
 
 
 def _convert(values: Mapping[str, object], kind: type[_T]) -> _T:

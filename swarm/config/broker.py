@@ -117,6 +117,25 @@ class BrokerSettings(Section):
         description="Which beginnings are kept longest when memory is short. recent: the most recently used. frequent: "
         "the most often used, for a few long system prompts among many prompts that come once.",
     )
+    speculation: Literal["auto", "off", "suffix", "draft"] = Field(
+        default="auto",
+        description="Guess tokens ahead, and verify several of them in one step, where that pays. Never changes a "
+        "token. suffix: as the text went on before, in the prompt, the answer, or recent answers of the same tenant. "
+        "draft: with a small model. auto: everything that is there. off: nothing, whatever a request asks for.",
+    )
+    draft: str | None = Field(
+        default=None,
+        min_length=1,
+        examples=["/models/small"],
+        description="Draft model: a small model with the same tokenizer, as a directory, a GGUF file or a name on the "
+        "hub. A process beside the broker loads it and proposes tokens, which the stages verify: it never "
+        "changes an answer. Worth it if it computes a token in a fraction of a step's time.",
+    )
+    draft_threads: Annotated[int, Field(ge=0, le=1024)] = Field(
+        default=0,
+        description="Threads of the draft model's process. 0: all cores of the machine, because the stages wait while "
+        "it computes. Set it if other sequences' steps are computed meanwhile (mode overlapped).",
+    )
     kv_cache: bool = Field(
         default=True,
         description="Keep keys and values between steps. Off: every token computes its whole sequence again, only "

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from swarm.params import Grammar, SamplingParams
+from swarm.params import Grammar, SamplingParams, SpeculationMode
 
 Json = dict[str, Any]
 ToolChoice = Literal["auto", "none", "required", "named"]
@@ -55,6 +55,7 @@ class CompletionRequest:
     timeout_s: float | None = None
     hops: bool = False
     keep_s: float = 0.0  # seconds that the answer continues without a reader
+    speculation: SpeculationMode | None = None  # what may guess tokens ahead; None: the broker's setting
     # the API's names of parameters, where they differ from ours
     api_names: Mapping[str, str] = field(default_factory=dict)
 

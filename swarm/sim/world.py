@@ -32,6 +32,7 @@ class World:
         # separate, so that the rest of a story doesn't depend on listeners
         self.listener_random = Random(f"doors {seed}")
         self.kv_random = Random(f"kv {seed}")  # the same for copies of keys and values
+        self.speculation_random = Random(f"guesses {seed}")  # the same for proposals
         self.pace = pace
         self.now = 0.0
         self.num_events = 0

@@ -70,6 +70,7 @@ from swarm.stage.kv_spill import KvSpiller
 from swarm.stage.log import ActivationLog
 from swarm.stage.membership import BrokerMembership
 from swarm.stage.pending_plan import PendingPlan
+from swarm.stage.proposals import certain_rows
 from swarm.stage.recheck import RecheckQueue
 from swarm.stage.replay import ReplayQueue
 from swarm.stage.sequences import SequenceStore, StoredSequence
@@ -391,7 +392,7 @@ class StageCore:
             return
         if self.runner.running is not None and self.runner.is_running(step) and epoch == self.active:
             assert self.layers is not None
-            self.exchange.on_computed(self.runner.running.arrived.step.rows)
+            self.exchange.on_computed(certain_rows(self.runner.running.arrived.step))
             self.runner.on_computed(forwarded, self.layers, now)
         else:
             self._abandon_work("fenced", now)

@@ -166,6 +166,7 @@ class EpochManager:
                 "holdings_dropped", "warning", sequences=len(self.store.sequences), reason="another journal's"
             )
             self.store.clear()
+        self.store.drop_unverified()
         self.exchange.on_lineage_switched()
         self.lineage, self.fence = order.lineage, order.epoch
 

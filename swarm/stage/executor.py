@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from swarm.params import SamplingParams
-    from swarm.wire.messages import Failure, LayerCost, LayerRange, Manifest, Row, Sampled
+    from swarm.wire.messages import (
+        Failure,
+        ForcedTokens,
+        LayerCost,
+        LayerRange,
+        Manifest,
+        Row,
+        Sampled,
+        SequencePosition,
+    )
 
 
 _MEMORY_ERRORS = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory")
@@ -37,13 +46,23 @@ class FenceRaised(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SampleJob:
-    """Request to draw the token that follows a row."""
+    """Request to draw the token that follows a row.
+
+    If the row's last ``num_proposed`` tokens are proposals, a token is drawn after the token before them, and after
+    each proposal that equals the token drawn before it.
+    """
 
     row: int  # index of the row in its batch
     params: SamplingParams
     seed: int
-    history: Sequence[int]  # all tokens so far, the prompt first
+    history: Sequence[int]  # all tokens up to the row's end, the prompt first
     num_prompt: int  # length of the prompt
+    num_proposed: int = 0  # tokens at the end of ``history`` that are proposals
+
+    @property
+    def num_certain(self) -> int:
+        """Number of tokens before the proposals: the position of the first token to be drawn."""
+        return len(self.history) - self.num_proposed
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +82,16 @@ class ForwardResult:
     """Result of a batch: hidden states or drawn tokens, and the time spent on the device."""
 
     hidden: NDArray[np.float32] | None  # input of the next stage; None on the last one
-    sampled: tuple[Sampled, ...]  # in the order of ``samples``
+    sampled: tuple[Sampled, ...]  # in the order of ``samples``, and within a row by position
     failed: tuple[Failure, ...]  # sequences whose logits can't be sampled (not finite), with the reason
     compute_s: float
     sample_s: float
     head_s: float = 0.0  # part of ``compute_s``: the head and the norm before it
     copy_s: float = 0.0  # part of ``compute_s``: copying ``hidden`` to the host
     late: tuple[int, ...] = ()  # sequences whose token is to be drawn at another time
+    # rows with accepted proposals: the position up to which the row's tokens are certain
+    certain: tuple[SequencePosition, ...] = ()
+    forced: tuple[ForcedTokens, ...] = ()  # tokens that are certain to follow by their sequence's grammar
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,15 +69,17 @@ class KvExchange:
         self.actions.extend(self.sender.take_turn(turn, now) or self.spiller.take_turn(turn, now))
 
     def on_step_started(self, step: Step) -> None:
-        """Record the sequences that a step changes, releases and opens."""
+        """Record the sequences that a step changes, releases and opens, and the proposals that it verifies."""
         self.restorer.on_step_started(step)
         self.spiller.add_released(step.release)
         self.spiller.add_opened(step.open)
         self.arrivals.on_released(step.release)
         self.arrivals.on_opened(step.open)
         self.sender.add_opened(step.open)
+        self.on_computed(self.sender.store.newly_verified(step))
 
     def on_computed(self, rows: Iterable[Row]) -> None:
+        """Record positions that are computed and certain."""
         rows = tuple(rows)
         self.sender.add_positions(rows)
         self.spiller.add_positions(rows)

@@ -104,7 +104,9 @@ class _Target:
         """Return the position up to which the sequence can be sent now."""
         level = stored.position()
         held = stored.min_position(self.order.layers) if level is None else level
-        return min(held, self.until.get(sequence, 0)) if self.until else held // BLOCK * BLOCK
+        if self.until:  # the broker names verified positions
+            return min(held, self.until.get(sequence, 0))
+        return stored.verified(held) // BLOCK * BLOCK
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,7 +176,7 @@ class KvSpiller:
             return False
         sent = stored.sent.get(self._target)
         next_stop = ((0 if sent is None else sent.position) // self.chunk + 1) * self.chunk
-        return position >= max(self.order.num_positions, next_stop)
+        return stored.verified(position) >= max(self.order.num_positions, next_stop)
 
     def _name(self, sequence: int, stored: StoredSequence, start: int) -> str:
         """Return the name of the chunk from ``start`` on. Names of chunks before it stay: their tokens were written."""

@@ -19,6 +19,7 @@ from swarm.stage.events import StepArrived
 from swarm.stage.executor import Batch, SampleJob
 from swarm.stage.kv_copies import KvCopies, KvCopy, count_equal
 from swarm.stage.log import ActivationLog
+from swarm.stage.proposals import proposed_counts
 from swarm.stage.shared_prefixes import SharedPrefixes
 from swarm.wire.digests import prefix_digests
 from swarm.wire.messages import HeldSequence, LayerRange, Open, RangePosition, Row, SequencePosition, Step
@@ -44,6 +45,8 @@ class StoredSequence:
     kv: list[RangePosition]
     is_retired: bool = False  # it has ended, and only its beginning is stored, for others to copy
     is_adopted: bool = False  # it consists of copies of another worker's keys and values, and no step has opened it
+    # position from which on its tokens are proposals that the last step computed; None: all tokens are certain
+    unverified_from: int | None = None
     # what was sent of it to workers that hold copies, by the receiver's incarnation and layers
     sent: dict[CopyTarget, SentPositions] = field(default_factory=dict)
 
@@ -52,12 +55,22 @@ class StoredSequence:
         first = self.kv[0].position
         return first if all(r.position == first for r in self.kv) else None
 
-    def digests(self) -> tuple[int, ...]:
-        """Return digests of the tokens from which the keys and values were computed."""
-        return prefix_digests(self.history, max(r.position for r in self.kv))
+    def verified(self, position: int) -> int:
+        """Return the part of the first ``position`` positions that is not of proposals."""
+        return position if self.unverified_from is None else min(position, self.unverified_from)
 
-    def set_position(self, layers: LayerRange, position: int) -> None:
+    def verified_kv(self) -> tuple[RangePosition, ...]:
+        """Return the position of each range of layers, without proposals."""
+        return tuple(_merge([RangePosition(r.layers, self.verified(r.position)) for r in self.kv]))
+
+    def digests(self) -> tuple[int, ...]:
+        """Return digests of the certain tokens from which the keys and values were computed."""
+        return prefix_digests(self.history, self.verified(max(r.position for r in self.kv)))
+
+    def set_position(self, layers: LayerRange, position: int, num_proposed: int = 0) -> None:
+        """Set the position in all of the stage's layers. The last ``num_proposed`` positions are of proposals."""
         self.kv = [RangePosition(layers, position)]
+        self.unverified_from = position - num_proposed if num_proposed else None
 
     def min_position(self, layers: LayerRange) -> int:
         """Return the smallest number of positions among these layers."""
@@ -91,6 +104,8 @@ class StoredSequence:
         self.kv = _merge(moved)
 
     def truncate(self, position: int) -> None:
+        """Drop the positions from ``position`` on. The broker cuts at verified positions only."""
+        self.unverified_from = None
         for sent in self.sent.values():
             sent.position = min(sent.position, position)
         cut = [RangePosition(r.layers, min(r.position, position)) for r in self.kv]
@@ -174,21 +189,36 @@ class SequenceStore:
     @staticmethod
     def _describe(sequence: int, stored: StoredSequence, *, has_digests: bool) -> HeldSequence:
         if not has_digests:
-            return HeldSequence(sequence, tuple(stored.kv))
-        return HeldSequence(sequence, tuple(stored.kv), stored.digests(), stored.open.limit)
+            return HeldSequence(sequence, stored.verified_kv())
+        return HeldSequence(sequence, stored.verified_kv(), stored.digests(), stored.open.limit)
+
+    def newly_verified(self, step: Step) -> tuple[Row, ...]:
+        """Return the accepted proposals, as rows, that a step verifies: it cuts their sequence behind them, or begins a
+        row there."""
+        stops = {cut.sequence: cut.position for cut in step.truncate} | {row.sequence: row.start for row in step.rows}
+        verified = []
+        for sequence, stop in stops.items():
+            held = self.sequences.get(sequence)
+            if held is not None and held.unverified_from is not None and held.unverified_from < stop:
+                verified.append(Row(sequence, held.unverified_from, stop - held.unverified_from, False))
+        return tuple(verified)
 
     def batch(self, arrived: StepArrived, *, is_last: bool) -> Batch:
         """Add the step's tokens to the histories, and return the batch for the executor. On the last stage, rows draw
         tokens."""
         step = arrived.step
+        counts = proposed_counts(step)
         samples = []
         taken = 0
         for index, row in enumerate(step.rows):
             held = self.sequences[row.sequence]
             held.history[row.start : row.start + row.count] = step.tokens[taken : taken + row.count]
+            held.unverified_from = None  # the row begins where the verified positions end
             taken += row.count
             if is_last and row.sample:
-                samples.append(SampleJob(index, held.open.params, held.open.seed, held.history, held.open.num_prompt))
+                item, num_proposed = held.open, counts.get(row.sequence, 0)
+                job = SampleJob(index, item.params, item.seed, held.history, item.num_prompt, num_proposed)
+                samples.append(job)
         tokens = np.asarray(step.tokens, dtype=np.int64)
         return Batch(step.rows, tokens, arrived.hidden, tuple(samples), step.alone)
 
@@ -227,6 +257,9 @@ class SequenceStore:
                 return (
                     f"sequence {item.sequence} is to begin as {item.source}, which does not hold {position} positions"
                 )
+            verified = source.verified(position)
+            if source.history[verified:position] != list(item.tokens[verified:position]):
+                return f"sequence {item.sequence} is to begin as {item.source}, with proposals that were refused"
             self.copies.drop(item.sequence)
             self.actions.append(ForkSequence(item.sequence, item.source, position, item.limit, may_share))
             self.log.fork(item.sequence, item.source, position)
@@ -284,6 +317,12 @@ class SequenceStore:
         self.log.truncate(sequence, position)
         self.copies.truncate(sequence, position)
         self.actions.append(TruncateSequence(sequence, position))
+
+    def drop_unverified(self) -> None:
+        """Cut all sequences to their verified positions: the next broker does not know which proposals were refused."""
+        for sequence, stored in self.sequences.items():
+            if stored.unverified_from is not None:
+                self._truncate(sequence, stored.unverified_from)
 
     def release(self, sequence: int) -> None:
         """Drop a sequence with its copies; an unknown one is no error."""

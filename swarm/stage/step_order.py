@@ -15,6 +15,7 @@ import msgspec
 from swarm.stage.actions import Action, Compute, SendDone, SendStep, WriteStageLog
 from swarm.stage.events import StepArrived
 from swarm.stage.executor import ForwardResult
+from swarm.stage.proposals import certain_rows, proposal_error, proposed_counts
 from swarm.stage.sequences import SequenceStore, row_error
 from swarm.stage.statistics import StageStatistics
 from swarm.wire.messages import Hop, LayerRange, SequencePosition, Step, StepDone
@@ -100,15 +101,24 @@ class RunningStep:
         done = StepDone(
             epoch=step.epoch,
             step=step.step,
-            kv=tuple(SequencePosition(row.sequence, row.start + row.count) for row in step.rows),
+            kv=self._certain_positions(forwarded),
             sampled=forwarded.sampled,
             failed=forwarded.failed,
             late=forwarded.late,
+            forced=forwarded.forced or msgspec.UNSET,
             hops=hops,
             cause=step.cause,
             lineage=step.lineage,
         )
         return SendDone(done)
+
+    def _certain_positions(self, forwarded: ForwardResult) -> tuple[SequencePosition, ...]:
+        """Return the position up to which each row's tokens are certain."""
+        certain = {item.sequence: item.position for item in forwarded.certain}
+        return tuple(
+            SequencePosition(row.sequence, certain.get(row.sequence, row.start + row.count))
+            for row in certain_rows(self.arrived.step)
+        )
 
     def counter_increments(self, forwarded: ForwardResult) -> Iterator[tuple[str, float]]:
         """Yield the names of the stage's counters and their increments."""
@@ -155,7 +165,9 @@ class StepRunner:
         assert self.running is not None
         arrived = self.running.arrived
         step = arrived.step
-        problem = self.store.apply_header(step, layers) or row_error(self.store.sequences, step.rows)
+        problem = (
+            proposal_error(step) or self.store.apply_header(step, layers) or row_error(self.store.sequences, step.rows)
+        )
         if problem is not None:
             return problem
         if step.rows:
@@ -172,9 +184,11 @@ class StepRunner:
     def on_computed(self, forwarded: ForwardResult, layers: LayerRange, now: float) -> None:
         """Record the new positions of the computed rows, log the output, and send it on."""
         assert self.running is not None
-        rows = self.running.arrived.step.rows
+        step = self.running.arrived.step
+        rows, counts = step.rows, proposed_counts(step)
         for row in rows:
-            self.store.sequences[row.sequence].set_position(layers, row.start + row.count)
+            held = self.store.sequences[row.sequence]
+            held.set_position(layers, row.start + row.count, counts.get(row.sequence, 0))
         if forwarded.hidden is not None:
             self.store.log.append_rows(rows, layers.stop, forwarded.hidden)
         self._pass_on(forwarded, layers, now)

@@ -50,6 +50,9 @@ CASES = (
 # ``SWARM_BROKER__MODE=overlapped pytest tests/faults``: all of it with a step per stage in flight. On one machine it is
 # one at a time else, and that is what undisturbed answers are computed with in any case.
 MODE_VARIABLE = "SWARM_BROKER__MODE"
+# ``SWARM_BROKER__SPECULATION=suffix pytest tests/faults``: all of it with proposed tokens. Undisturbed answers are
+# computed without them in any case.
+SPECULATION_VARIABLE = "SWARM_BROKER__SPECULATION"
 # ``FAULTS_ON=hosts pytest tests/faults``: every process on a machine of its own, let in by keys. Takes root.
 IS_ON_HOSTS = os.environ.get("FAULTS_ON") == "hosts"
 

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from swarm import AsyncClient
-from tests.faults.bench import IS_ON_HOSTS, MODE_VARIABLE, Answers, Bench, Swarm, undisturbed
+from tests.faults.bench import IS_ON_HOSTS, MODE_VARIABLE, SPECULATION_VARIABLE, Answers, Bench, Swarm, undisturbed
 from tests.faults.machines import machines
 from tests.faults.zygote import Zygote
 
@@ -29,8 +29,9 @@ def model(zygote: Zygote) -> Path:
 
 @pytest.fixture(scope="session")
 def expected(model: Path, zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    """Ask three workers what they answer when nothing happens to them, with one step in flight at a time."""
-    alone = {MODE_VARIABLE: "batch"}
+    """Ask three workers what they answer when nothing happens to them, with one step in flight at a time and nothing
+    proposed."""
+    alone = {MODE_VARIABLE: "batch", SPECULATION_VARIABLE: "off"}
     with Swarm(model, tmp_path_factory.mktemp("undisturbed"), zygote, alone) as swarm:
         swarm.start(3)
         return asyncio.run(undisturbed(swarm))

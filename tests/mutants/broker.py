@@ -72,7 +72,7 @@ MUTANTS = (
             Edit(
                 target="swarm.broker.requests.tokens:TokenCollector.collect",
                 old="""
-                    if item.position != sequence.sampled:
+                    if item.position != sequence.sampled or not _may_follow(sequence, flight, added.get(sequence, ())):
                         self._state.count("misplaced_tokens")
                         continue
                 """,

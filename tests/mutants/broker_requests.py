@@ -338,4 +338,31 @@ MUTANTS = (
         """,
         caught_by="sim crash",
     ),
+    Mutant(
+        name="second-token-without-a-guess",
+        breaks="A last stage can add tokens that no proposal allows.",
+        target="swarm.broker.requests.tokens:_may_follow",
+        old="return proposal is not None and index < len(proposal.tokens) and proposal.tokens[index] == before[-1].token",
+        new="return True",
+        caught_by="tests/unit/broker/steps/test_proposals.py::test_a_second_token_without_guesses_is_dropped",
+    ),
+    Mutant(
+        name="token-after-a-refusal",
+        breaks="A last stage can add tokens after the first refused one.",
+        target="swarm.broker.requests.tokens:_may_follow",
+        old="return proposal is not None and index < len(proposal.tokens) and proposal.tokens[index] == before[-1].token",
+        new="return proposal is not None",
+        caught_by="tests/unit/broker/steps/test_proposals.py::test_tokens_beyond_the_verified_ones_are_dropped",
+    ),
+    Mutant(
+        name="tokens-behind-the-end",
+        breaks="An answer gets tokens behind its end if they were proposed.",
+        target="swarm.broker.requests.tokens:TokenCollector.collect",
+        old="""
+            if sequence in ends:
+                continue
+        """,
+        new="",
+        caught_by="tests/unit/broker/steps/test_proposals.py::test_proposed_tokens_behind_the_end_are_dropped",
+    ),
 )

@@ -85,9 +85,9 @@ MUTANTS = (
         name="resume-one-position-late",
         breaks="A resumed sequence skips one position.",
         target="swarm.broker.state.sequences:Sequence._truncate_to",
-        old="self.kv = self.scheduled = position",
+        old="self._restart_from(position)",
         new="""
-            self.kv = position
+            self._restart_from(position)
             self.scheduled = min(position + 1, self.sampled)
         """,
         caught_by="sim crash",
@@ -190,5 +190,37 @@ MUTANTS = (
         old="blocks -= num_blocks - shared.release(sequence) // BLOCK",
         new="blocks -= num_blocks",
         caught_by="tests/unit/broker/steps/test_sharing.py::test_an_evicted_prefix_leaves_its_blocks_to_those_that_share_them",
+    ),
+    Mutant(
+        name="refused-guess-stays-in-stages",
+        breaks="The stages keep the positions of refused tokens.",
+        target="swarm.broker.state.sequences:Sequence.refuse_proposals",
+        old="self.truncate = True",
+        new="pass",
+        caught_by="tests/unit/broker/steps/test_proposals.py::test_refused_tokens_are_truncated_by_the_next_step",
+    ),
+    Mutant(
+        name="accepted-guess-computed-again",
+        breaks="The position of an accepted token is sent to the stages a second time.",
+        target="swarm.broker.state.sequences:Sequence.append_token",
+        old="self.scheduled += 1",
+        new="pass",
+        caught_by="tests/unit/broker/steps/test_proposals.py::test_accepted_tokens_come_in_one_step_and_need_no_truncation",
+    ),
+    Mutant(
+        name="accepted-guess-not-counted",
+        breaks="The position of an accepted token does not count as held.",
+        target="swarm.broker.state.sequences:Sequence.append_token",
+        old="self.kv += 1",
+        new="pass",
+        caught_by="tests/unit/broker/steps/test_proposals.py::test_accepted_tokens_come_in_one_step_and_need_no_truncation",
+    ),
+    Mutant(
+        name="guess-outlives-its-positions",
+        breaks="Proposed tokens count as in flight after their positions were discarded.",
+        target="swarm.broker.state.sequences:Sequence._restart_from",
+        old="self.proposed.clear()",
+        new="pass",
+        caught_by="tests/unit/broker/steps/test_proposals.py::test_a_dead_worker_clears_the_guesses",
     ),
 )

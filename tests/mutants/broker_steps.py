@@ -118,4 +118,102 @@ MUTANTS = (
         new="position = 0",
         caught_by="tests/unit/broker/steps/test_sharing.py::test_continuations_of_a_prompt_take_its_blocks_once",
     ),
+    Mutant(
+        name="guess-for-suspects",
+        breaks="Tokens are proposed for suspects, whose step must show what fails.",
+        target="swarm.broker.steps.proposals:max_proposed",
+        old="""
+            if sequence.id in state.evidence.suspects:
+                return 0
+        """,
+        new="",
+        caught_by="tests/unit/broker/steps/test_proposals.py::test_nothing_is_proposed_for_suspects",
+    ),
+    Mutant(
+        name="guess-beyond-the-answer",
+        breaks="Tokens are proposed that the answer can not have.",
+        target="swarm.broker.steps.proposals:max_proposed",
+        old="return min(MAX_PROPOSED, num_missing - 1, (sequence.blocks + free) * BLOCK - sequence.sampled)",
+        new="return min(MAX_PROPOSED, num_missing + 1, (sequence.blocks + free) * BLOCK - sequence.sampled)",
+        caught_by="tests/unit/broker/steps/test_proposals.py::test_no_more_is_proposed_than_the_answer_may_still_have",
+    ),
+    Mutant(
+        name="guess-beyond-the-blocks",
+        breaks="Proposed tokens take blocks that are not free.",
+        target="swarm.broker.steps.proposals:max_proposed",
+        old="return min(MAX_PROPOSED, num_missing - 1, (sequence.blocks + free) * BLOCK - sequence.sampled)",
+        new="return min(MAX_PROPOSED, num_missing - 1)",
+        caught_by="tests/unit/broker/steps/test_proposals.py::test_guesses_stay_within_the_own_block_while_another_has_the_rest",
+    ),
+    Mutant(
+        name="guess-beyond-the-step",
+        breaks="Proposed tokens exceed the tokens of a step.",
+        target="swarm.broker.steps.proposals:choose_proposals",
+        old="left = min(step_tokens - sum(count for _, count in chosen), MAX_ROWS - len(chosen))",
+        new="left = MAX_ROWS",
+        caught_by="tests/unit/broker/steps/test_proposals.py::test_a_step_has_no_more_tokens_than_it_may",
+    ),
+    Mutant(
+        name="guess-longer-than-asked",
+        breaks="A proposer may return more tokens than there is room for.",
+        target="swarm.broker.steps.proposals:_limit",
+        old="tokens = proposal.tokens[: max(0, most)]",
+        new="tokens = proposal.tokens",
+        caught_by="tests/unit/broker/steps/test_proposals.py::test_a_guess_is_cut_to_what_was_asked_for",
+    ),
+    Mutant(
+        name="guess-outside-of-the-vocabulary",
+        breaks="Tokens are sent to the stages that no embedding has.",
+        target="swarm.broker.steps.proposals:_limit",
+        old="return Proposal(proposal.proposer, tokens[: next(foreign, len(tokens))])",
+        new="return Proposal(proposal.proposer, tokens)",
+        caught_by="tests/unit/broker/steps/test_proposals.py::test_a_guess_ends_before_a_token_that_no_stage_could_compute",
+    ),
+    Mutant(
+        name="guess-sent-to-older-stages",
+        breaks="Steps with proposed tokens go to stages that do not verify them.",
+        target="swarm.broker.steps.proposals:choose_proposals",
+        old="if not speculation.is_active or not state.rebuilding.is_idle or not _can_verify(state):",
+        new="if not speculation.is_active or not state.rebuilding.is_idle:",
+        caught_by="tests/unit/broker/steps/test_proposals.py::test_an_older_stage_gets_no_proposals",
+    ),
+    Mutant(
+        name="blocks-of-guesses-kept",
+        breaks="Blocks that only refused tokens needed are never free again.",
+        target="swarm.broker.state.state:State.return_blocks",
+        old="self.running.resize(sequence, blocks)",
+        new="pass",
+        caught_by="tests/unit/broker/steps/test_proposals.py::test_blocks_of_refused_guesses_are_free_in_the_stages_before_others_get_them",
+    ),
+    Mutant(
+        name="blocks-of-guesses-given-early",
+        breaks="Another sequence gets blocks in which the stages still hold refused positions.",
+        target="swarm.broker.state.state:State.return_blocks",
+        old="self.to_truncate.append(sequence)",
+        new="pass",
+        caught_by="tests/unit/broker/steps/test_proposals.py::test_blocks_of_refused_guesses_are_free_in_the_stages_before_others_get_them",
+    ),
+    Mutant(
+        name="preempted-for-guesses",
+        breaks="A sequence is preempted for blocks that are taken for proposed tokens only.",
+        target="swarm.broker.steps.kv_capacity:KvAllocator._choose_victims",
+        old="""
+            if missing_blocks > 0 and state.borrowed_blocks:
+                return None
+        """,
+        new="",
+        caught_by="tests/unit/broker/steps/test_proposals.py::test_nobody_is_preempted_while_blocks_are_borrowed",
+    ),
+    Mutant(
+        name="answer-withheld-for-ever",
+        breaks="A sequence waits for ever if the last stage accepts a token and draws none after it.",
+        target="swarm.broker.steps.proposals:settle_proposals",
+        old="""
+            if not sequence.pending:
+                sequence.redraw_last()
+                state.running.refresh(sequence)
+        """,
+        new="",
+        caught_by="tests/unit/broker/steps/test_proposals.py::test_a_draw_that_is_withheld_is_made_again",
+    ),
 )

@@ -295,8 +295,8 @@ MUTANTS = (
         name="unfinished-blocks-are-copied",
         breaks="The sender copies every position by itself.",
         target="swarm.stage.kv_sender:_Target.goal",
-        old="return min(held, self.until.get(sequence, 0)) if self.until else held // BLOCK * BLOCK",
-        new="return min(held, self.until.get(sequence, 0)) if self.until else held",
+        old="return stored.verified(held) // BLOCK * BLOCK",
+        new="return stored.verified(held)",
         caught_by="tests/unit/stage/test_kv_copies.py::test_finished_blocks_are_copied_and_taken_over",
     ),
     Mutant(

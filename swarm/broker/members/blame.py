@@ -4,6 +4,9 @@ After a failed step the same workers continue in a new epoch, and the step's seq
 in turns with the others (``steps.scheduler``). Which steps fail and which succeed then is the evidence
 (``state.evidence``).
 
+A failure of a step with proposed tokens is no evidence against the requests that they were proposed for, until these
+have failed without any. Nothing is proposed for their sequences from then on.
+
 A **request** is to blame when its failures follow it: steps with it have failed ``GUILTY_AFTER`` times, it has not
 succeeded since, and it failed on two workers, or no other worker could have taken over. In addition, one of these
 workers must have computed something else since: another request's step, or a test of its device. A test counts if no
@@ -51,11 +54,18 @@ class StepFailureJudge:
         """Decide what to do about a step that raised. ``is_needed``: no other worker could compute this worker's
         layers."""
         self.state.count("steps_failed")
-        ends = {row.sequence: row.position for row in failure.rows}
+        proposals = {row.sequence: self.state.find_proposal(row.sequence) for row in failure.rows}
+        ends = {
+            row.sequence: row.position if (proposal := proposals[row.sequence]) is None else proposal.start
+            for row in failure.rows
+        }
+        speculative = frozenset(sequence for sequence, proposal in proposals.items() if proposal is not None)
+        for sequence in (self.state.sequences[s] for s in speculative if s in self.state.sequences):
+            sequence.stop_speculation()
         owners = {s: self._find_request(s) for s in ends}
         evidence = self.state.evidence
         evidence.forget(filter(self._has_ended, evidence.suspects))
-        evidence.add(FailedStep(worker.name, failure.layers, ends, owners, self.state.now))
+        evidence.add(FailedStep(worker.name, failure.layers, ends, owners, self.state.now, speculative))
         # The single request in the step, if there was only one.
         sole_request = next(iter(owners.values())) if len(set(owners.values())) == 1 else None
         if sole_request in self.state.requests and self._is_guilty(sole_request, is_needed):
@@ -152,7 +162,7 @@ class StepFailureJudge:
         in_row = self.state.evidence.consecutive_failures(worker.name)
         if len(in_row) >= FAILED_AFTER and not _common_requests(in_row):
             return f"its last {len(in_row)} steps failed, whatever was in them"
-        is_new = all(len(self.state.evidence.failures_of_request(r)) == 1 for r in failures[-1].pending_requests)
+        is_new = all(len(self.state.evidence.failures_of_request(r)) <= 1 for r in failures[-1].pending_requests)
         if len(failures) >= OFTEN and not _common_requests(failures) and is_new:
             return f"{len(failures)} of its steps failed within {KEEP_S / 60:.0f} minutes, with different requests"
         if len(in_row) >= (GUILTY_AFTER if is_needed else FAILED_AFTER):

@@ -13,6 +13,8 @@
   While others can do its work it is called back only after a pause, which doubles each time: broken memory would
   produce
   corrupt results again immediately.
+* *Not finite at a proposed token.* The text may be none that the model has a finite answer to. The step is repeated,
+  nothing more is proposed for the sequence, and neither the worker nor the request is blamed.
 * *The same sequence again.* If a sequence is involved ``QUARANTINE_AFTER`` times, on more than one worker or on a
   worker
   that no other one could replace, the model has no finite answer to it: its request fails, and the worker stays.
@@ -24,7 +26,7 @@ from dataclasses import dataclass
 
 from swarm.broker.state import Sequence, SequenceState, State, Worker
 from swarm.broker.state.workers import Verdict
-from swarm.wire.messages import NotFinite
+from swarm.wire.messages import NotFinite, SequencePosition
 
 PAUSE_S = 5.0
 MAX_PAUSE_S = 300.0
@@ -63,7 +65,10 @@ class IntegrityMonitor:
         """Decide about hidden states that are not finite. ``is_needed``: no other worker could compute the suspect's
         layers."""
         self.state.count("not_finite")
-        sequences = [s for row in report.rows if (s := self._find_unended(row.sequence)) is not None]
+        certain = [row for row in report.rows if not self._is_proposed(row)]
+        if not certain:  # a guess may be a text to which the model has no finite answer
+            return FaultRuling(None, "", ())
+        sequences = [s for row in certain if (s := self._find_unended(row.sequence)) is not None]
         for sequence in sequences:
             sequence.record_not_finite(suspect.name)
         poisonous = [
@@ -79,6 +84,16 @@ class IntegrityMonitor:
             suspect.call_after = self.state.now + call_pause_s(suspect.num_corrupt_results)
         ends = tuple((sequence, self._poison_reason(sequence, report)) for sequence in poisonous)
         return FaultRuling(None if is_the_model else suspect, evidence, ends)
+
+    def _is_proposed(self, row: SequencePosition) -> bool:
+        """Whether the first position that is not finite is that of a proposed token. Nothing more is then proposed for
+        the sequence."""
+        proposal = self.state.find_proposal(row.sequence)
+        if proposal is None:
+            return False
+        if (sequence := self._find_unended(row.sequence)) is not None:
+            sequence.stop_speculation()
+        return row.position >= proposal.start
 
     def sequences_to_quarantine(self) -> list[tuple[Sequence, str]]:
         """Return the sequences that were in flight at several worker deaths, with the reason to end them: each may be

@@ -9,10 +9,11 @@ that its queue is full. It is sent nothing until it sends a message or a short d
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as TokenSequence
 
 from swarm.broker.actions import NewTokens, Outbox, SendToClient, WriteTokens
 from swarm.broker.reports.statistics import RequestLatencies
-from swarm.broker.state import Request, Sequence, SequenceState, State
+from swarm.broker.state import InFlightStep, Request, Sequence, SequenceState, State
 from swarm.broker.state.ended_requests import RequestRefusal
 from swarm.wire.messages import Accepted, Finished, FinishReason, Hop, Rejected, Sampled, Timing, Tokens
 
@@ -35,27 +36,37 @@ class TokenCollector:
         self._delivery = delivery
         self._on_end = on_end
 
-    def collect(self, sampled: tuple[Sampled, ...], hops: tuple[Hop, ...], now: float) -> None:
-        """Add new tokens to their sequences, write them to the journal, and end sequences that are complete."""
-        new_tokens: list[NewTokens] = []
-        ends: list[tuple[Sequence, FinishReason]] = []
+    def collect(self, sampled: tuple[Sampled, ...], hops: tuple[Hop, ...], flight: InFlightStep, now: float) -> None:
+        """Add a step's new tokens to their sequences, write them to the journal, and end sequences that are complete.
+
+        A sequence gets one token, and a further one for each proposed token that was drawn. Others are misplaced.
+        """
+        added: dict[Sequence, list[Sampled]] = {}  # tokens by sequence, in the order of their first ones
+        ends: dict[Sequence, FinishReason] = {}
         for item in sampled:
             sequence = self._state.sequences.get(item.sequence)
             if sequence is None or sequence.state is SequenceState.ENDED:
                 self._state.count("late_tokens")
                 continue
-            if item.position != sequence.sampled:
+            if sequence in ends:  # tokens behind the end of an answer were drawn by chance
+                continue
+            if sequence.proposed and not flight.is_current(sequence):
+                self._state.count("late_tokens")  # a newer step, which is in flight, draws it again
+                continue
+            if item.position != sequence.sampled or not _may_follow(sequence, flight, added.get(sequence, ())):
                 self._state.count("misplaced_tokens")
                 continue
-            new_tokens.append(self._append(sequence, item, hops, now))
+            self._append(sequence, item, hops, now)
+            added.setdefault(sequence, []).append(item)
             reason = self.end_reason(sequence)
             if reason is not None:
-                ends.append((sequence, reason))
+                ends[sequence] = reason
+        new_tokens = tuple(_new_tokens(sequence, items, hops) for sequence, items in added.items())
         if new_tokens:
-            self._out.append(WriteTokens(tuple(new_tokens)))
+            self._out.append(WriteTokens(new_tokens))
         if new_tokens and self._state.journal_problem:
             self.on_committed(tuple((new.sequence, new.position + len(new.ids)) for new in new_tokens))
-        for sequence, reason in ends:
+        for sequence, reason in ends.items():
             self._on_end(sequence, reason, now)
 
     def on_committed(self, committed: tuple[tuple[int, int], ...]) -> None:
@@ -66,24 +77,15 @@ class TokenCollector:
                 sequence.commit(position)
                 self._delivery.deliver(sequence)
 
-    def _append(self, sequence: Sequence, item: Sampled, hops: tuple[Hop, ...], now: float) -> NewTokens:
-        submit = sequence.request.submit
-        new = NewTokens(
-            sequence=sequence.id,
-            position=item.position,
-            first=sequence.num_generated,
-            ids=(item.token,),
-            logprobs=(item.logprobs,) if submit.params.logprobs is not None else (),
-            hops=(hops,) if submit.hops else (),
-            num_cached=0 if sequence.num_generated else sequence.num_cached,
-        )
+    def _append(self, sequence: Sequence, item: Sampled, hops: tuple[Hop, ...], now: float) -> None:
         self._latencies.record_token(sequence, now)
-        sequence.append_token(item.token, item.logprobs, hops if submit.hops else None, now)
+        wants_hops = sequence.request.submit.hops
+        if sequence.append_token(item.token, item.logprobs, hops if wants_hops else None, now):
+            self._state.prefix.acknowledge(sequence.id, sequence.tokens, sequence.kv)
         self._state.waiting.charge(sequence.request.tenant, 1)
         if sequence.state is SequenceState.RUNNING:  # otherwise it was preempted meanwhile, and keeps the token
             self._state.running.refresh(sequence)
         self._state.count("tokens")
-        return new
 
     def end_reason(self, sequence: Sequence) -> FinishReason | None:
         """Return the reason to end after the newest token; None if the sequence continues."""
@@ -97,6 +99,31 @@ class TokenCollector:
         if sequence.num_generated >= params.max_tokens or sequence.sampled >= sequence.limit:
             return "length"
         return None
+
+
+def _may_follow(sequence: Sequence, flight: InFlightStep, before: TokenSequence[Sampled]) -> bool:
+    """Whether a step may give a sequence another token after these: its first one, or the one after a proposed token
+    that was drawn."""
+    if not before:
+        return True
+    proposal = flight.proposals.get(sequence.id)
+    index = len(before) - 1
+    return proposal is not None and index < len(proposal.tokens) and proposal.tokens[index] == before[-1].token
+
+
+def _new_tokens(sequence: Sequence, items: TokenSequence[Sampled], hops: tuple[Hop, ...]) -> NewTokens:
+    """Return the record of a sequence's newest tokens, which a step has added, for the journal."""
+    submit = sequence.request.submit
+    first = items[0].position - sequence.num_prompt
+    return NewTokens(
+        sequence=sequence.id,
+        position=items[0].position,
+        first=first,
+        ids=tuple(item.token for item in items),
+        logprobs=tuple(item.logprobs for item in items) if submit.params.logprobs is not None else (),
+        hops=(hops,) * len(items) if submit.hops else (),
+        num_cached=0 if first else sequence.num_cached,
+    )
 
 
 class TokenDelivery:

@@ -29,6 +29,7 @@ from swarm.broker.state.sequences import Request, Sequence
 from swarm.broker.state.state import (
     AcceptState,
     HostRegistry,
+    InFlightProposal,
     InFlightStep,
     KeyState,
     ModelUpload,

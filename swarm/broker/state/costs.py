@@ -85,6 +85,20 @@ class StepCosts:
         """Shortest recent step time; no token takes less."""
         return self._min_step_s or 0.0
 
+    def expected_s(self, tokens: int) -> float | None:
+        """Return the expected time of a step of this size, between two measured sizes in proportion; None before the
+        first measurement."""
+        sizes = sorted(self._sizes.values(), key=lambda size: size.tokens)
+        above = next((size for size in sizes if size.tokens >= tokens), None)
+        below = next((size for size in reversed(sizes) if size.tokens <= tokens), None)
+        if above is None or below is None:
+            nearest = above or below
+            return None if nearest is None else nearest.seconds
+        if above.tokens == below.tokens:
+            return above.seconds
+        part = (tokens - below.tokens) / (above.tokens - below.tokens)
+        return below.seconds + part * (above.seconds - below.seconds)
+
     def budget(self, target_s: float, max_tokens: int) -> int:
         """Return the maximum number of tokens of a step that takes at most ``target_s``: at most ``max_tokens``, and at
         least a chunk unless ``max_tokens`` is smaller."""

@@ -25,6 +25,7 @@ class FailedStep:
     ends: Mapping[int, int]  # sequence -> position at which its row ended
     owners: Mapping[int, str]  # sequence -> id of its request
     failed_at: float  # time of the failure
+    speculative: frozenset[int] = frozenset()  # sequences whose rows ended in proposed tokens, which ``ends`` excludes
     pending: set[int] = field(default_factory=set)  # sequences that have not been computed up to their ``ends`` since
     # requests of this step without which the worker has computed a step since
     worker_ok_without: set[str] = field(default_factory=set)
@@ -42,6 +43,10 @@ class FailedStep:
     def pending_requests(self) -> set[str]:
         return {self.owners[sequence] for sequence in self.pending}
 
+    def is_speculative(self, request_id: str) -> bool:
+        """Whether all pending sequences of a request had proposed tokens in the step, which may be why it failed."""
+        return all(sequence in self.speculative for sequence in self.pending if self.owners[sequence] == request_id)
+
 
 @dataclass(slots=True)
 class Evidence:
@@ -57,8 +62,10 @@ class Evidence:
         return [failure for failure in self.steps if failure.worker == name]
 
     def failures_of_request(self, request_id: str) -> list[FailedStep]:
-        """Return the failures since which some sequence of this request has not been computed."""
-        return [failure for failure in self.steps if request_id in failure.pending_requests]
+        """Return the failures since which some sequence of this request has not been computed. Those with proposed
+        tokens count only if it has failed without any, too."""
+        failures = [failure for failure in self.steps if request_id in failure.pending_requests]
+        return [] if all(failure.is_speculative(request_id) for failure in failures) else failures
 
     def consecutive_failures(self, worker: str) -> list[FailedStep]:
         """Return a worker's failures since it last computed a step."""

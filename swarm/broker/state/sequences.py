@@ -4,6 +4,9 @@ Code outside of ``state`` never assigns a sequence's fields; it calls the sequen
 positions satisfy these rules (checked by ``Sequence.check``; the second line also holds after the end)::
 
     kv <= scheduled <= sampled        sent <= committed <= sampled        delivered <= sent
+
+Proposed tokens (``proposed``) are in flight beyond ``scheduled``, and only when all known tokens are scheduled. They
+become known one by one, as the last stage draws the same tokens; the first draw that differs removes the rest.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ class Sequence:
     delivered: int = 0  # tokens that the client has acknowledged
     scheduled: int = 0  # positions dispatched in this epoch
     kv: int = 0  # positions whose keys and values every stage has acknowledged
+    proposed: list[int] = field(default_factory=list)  # tokens in flight beyond ``scheduled``, not verified yet
+    may_speculate: bool = True  # False after a failure of a step with its proposed tokens
     is_open_in_stages: bool = False  # the stages of this epoch have opened the sequence
     rebuilds: list[Rebuild] = field(default_factory=list)  # layers that must be rebuilt before the sequence runs again
     is_restoring: bool = False  # it waits for what the stages read of it from disk
@@ -109,15 +114,18 @@ class Sequence:
     def describe(self) -> str:
         """Return the state and the positions in one line, for errors and logs."""
         positions = ("kv", "scheduled", "sampled", "committed", "sent", "delivered", "limit", "blocks", "residency")
-        return f"sequence {self.id} of {self.request.id} is {self.state.value}: " + ", ".join(
-            f"{name} {getattr(self, name)}" for name in positions
-        )
+        described = ", ".join(f"{name} {getattr(self, name)}" for name in positions)
+        proposed = f", {len(self.proposed)} proposed" if self.proposed else ""
+        return f"sequence {self.id} of {self.request.id} is {self.state.value}: {described}{proposed}"
 
     def check(self) -> str | None:
         """Return the first broken invariant as text, or None."""
         error = self._length_error()
-        if error is None and self.state is SequenceState.RUNNING and self.scheduled > self.blocks * BLOCK:
+        num_dispatched = self.scheduled + len(self.proposed)
+        if error is None and self.state is SequenceState.RUNNING and num_dispatched > self.blocks * BLOCK:
             error = "it has too few blocks for its dispatched positions"
+        if error is None and self.proposed:
+            error = self._proposal_error()
         if error is None and self.state is not SequenceState.RUNNING and self.blocks:
             error = "it holds blocks but does not run"
         return None if error is None else f"{error}: {self.describe()}"
@@ -134,6 +142,14 @@ class Sequence:
         if len(self.logprobs) != self.num_generated or len(self.hops) > self.num_generated:
             return f"its tokens, logprobs ({len(self.logprobs)}) and hops ({len(self.hops)}) differ in number"
         return None
+
+    def _proposal_error(self) -> str | None:
+        """Return what is wrong about proposed tokens in flight; None if nothing is."""
+        if self.state is not SequenceState.RUNNING or self.scheduled != len(self.tokens):
+            return "its proposed tokens do not follow its last known token"
+        if self.truncate or self.rebuilds or self.is_restoring:
+            return "it has proposed tokens in flight, and must be truncated or completed first"
+        return "its proposed tokens reach its limit" if len(self.tokens) + len(self.proposed) >= self.limit else None
 
     def _transition(self, target: SequenceState) -> None:
         if target not in TRANSITIONS[self.state]:
@@ -206,18 +222,31 @@ class Sequence:
 
     def end(self, reason: FinishReason, detail: str, now: float) -> None:
         self._transition(SequenceState.ENDED)
+        self.proposed.clear()
         self.reason, self.detail, self.ended_at = reason, detail, now
 
     # --- through the stages ------------------------------------------------------------------------------------------
 
-    def dispatch(self, count: int) -> int:
-        """Schedule ``count`` more tokens; the stages open the sequence with this step. Return the position of the first
-        token."""
+    def dispatch(self, count: int, proposed: tuple[int, ...] = ()) -> int:
+        """Schedule ``count`` more tokens, and then proposed ones; the stages open the sequence with this step. Return
+        the position of the first token."""
         self._allow("dispatch")
         start = self.scheduled
         self.is_open_in_stages, self.truncate = True, False
         self.scheduled = start + count
+        self.proposed.extend(proposed)
         return start
+
+    def refuse_proposals(self) -> None:
+        """Remove the proposed tokens that the last stage has not drawn; the next step truncates them in the stages."""
+        self._allow("refuse_proposals")
+        self.proposed.clear()
+        self.truncate = True
+
+    def _restart_from(self, position: int) -> None:
+        """Compute everything after ``position`` again."""
+        self.kv = self.scheduled = position
+        self.proposed.clear()
 
     def acknowledge(self, position: int) -> None:
         """Note that every stage has computed the sequence up to ``position``."""
@@ -227,13 +256,13 @@ class Sequence:
     def drop_kv(self) -> None:
         """Discard the keys and values: the next step computes everything again."""
         self._allow("drop_kv")
-        self.kv = self.scheduled = 0
+        self._restart_from(0)
         self.truncate = True
 
     def redraw_last(self) -> None:
         """Compute the last position again in the next step, for a draw that was postponed."""
         self._allow("redraw_last")
-        self.kv = self.scheduled = self.sampled - 1
+        self._restart_from(self.sampled - 1)
         self.truncate = True
 
     def truncate_to(self, position: int) -> None:
@@ -244,7 +273,7 @@ class Sequence:
     def _truncate_to(self, position: int) -> None:
         if self.scheduled > position:
             self.num_recomputed += 1
-        self.kv = self.scheduled = position
+        self._restart_from(position)
         self.is_open_in_stages = self.is_restoring = False
         self.truncate = True
         if self.fork_of is not None:  # the stages never opened it, so nothing has been copied
@@ -257,7 +286,7 @@ class Sequence:
         """Compute everything after ``position`` again, like a prompt."""
         self._allow("recompute_from")
         self.num_recomputed += 1
-        self.kv = self.scheduled = position
+        self._restart_from(position)
 
     def start_rebuild(self, rebuilds: list[Rebuild]) -> None:
         """Wait until layers that changed hands have been rebuilt."""
@@ -279,7 +308,7 @@ class Sequence:
         """Go on from a position that all stages have reached; they are cut to it."""
         self._allow("finish_restore")
         self.is_restoring = False
-        self.kv = self.scheduled = position
+        self._restart_from(position)
         self.truncate = True
         if not self.num_generated:  # from the first token on, the journal has recorded ``num_cached``
             self.num_cached = min(position, self.num_prompt)
@@ -296,11 +325,16 @@ class Sequence:
         self._allow("record_not_finite")
         self.not_finite.append(worker)
 
+    def stop_speculation(self) -> None:
+        """Propose no more tokens for this sequence: a step that carried some has failed."""
+        self.may_speculate = False
+
     # --- its tokens --------------------------------------------------------------------------------------------------
 
     def append_token(
         self, token: int, logprobs: tuple[TokenLogprob, ...], hops: tuple[Hop, ...] | None, now: float
-    ) -> None:
+    ) -> bool:
+        """Add a drawn token. Return whether it was proposed: then the stages hold its position already."""
         self._allow("append_token")
         self.tokens.append(token)
         self.logprobs.append(logprobs)
@@ -309,6 +343,15 @@ class Sequence:
         if self.first_token_at is None:
             self.first_token_at = now
         self.last_token_at = now
+        if not self.proposed:
+            return False
+        if self.proposed[0] != token:
+            self.refuse_proposals()
+            return False
+        del self.proposed[0]
+        self.scheduled += 1
+        self.kv += 1
+        return True
 
     def commit(self, position: int) -> None:
         """Note that the journal has the sequence up to ``position``: these tokens may be sent to the client."""

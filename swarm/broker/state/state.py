@@ -30,6 +30,17 @@ from swarm.wire.messages import BLOCK, NO_LINEAGE, Asset, HostHello, Json, Linea
 from swarm.wire.shared_positions import SharedPositions
 
 
+@dataclass(frozen=True, slots=True)
+class InFlightProposal:
+    """Tokens that a step proposes for a sequence. ``start``: position of the first one. ``blocks``: KV blocks of the
+    sequence without them."""
+
+    proposer: str
+    tokens: tuple[int, ...]
+    start: int
+    blocks: int
+
+
 @dataclass(slots=True)
 class InFlightStep:
     """A step in the pipeline."""
@@ -38,6 +49,11 @@ class InFlightStep:
     sent_at: float
     num_tokens: int = 0
     residencies: dict[int, int] = field(default_factory=dict)  # sequence -> its ``residency`` when the step was sent
+    proposals: dict[int, InFlightProposal] = field(default_factory=dict)  # by sequence
+
+    def is_current(self, sequence: Sequence) -> bool:
+        """Whether the sequence has not been preempted since the step was sent."""
+        return self.residencies.get(sequence.id) == sequence.residency
 
 
 @dataclass(slots=True)
@@ -167,6 +183,8 @@ class State:
     to_release: list[int] = field(default_factory=list)  # sequences that the stages release with the next step
     # ended sequences whose prefix the stages keep with the next step
     to_retire: list[SequencePosition] = field(default_factory=list)
+    # running sequences that have given back blocks of refused proposals: the next step cuts them in the stages
+    to_truncate: list[Sequence] = field(default_factory=list)
     journal_notes: tuple[str, ...] = ()  # damage found in the journal
     journal_problem: str = ""  # why the journal can't be written at present
     journal_figures: Json = field(default_factory=dict)
@@ -314,17 +332,37 @@ class State:
         return self.prefix.exclusive_blocks(self.shared)
 
     @property
+    def borrowed_blocks(self) -> int:
+        """KV blocks that running sequences hold for proposed tokens in flight only."""
+        return sum(
+            sequence.blocks - proposal.blocks
+            for flight in self.in_flight.values()
+            for sequence, _ in flight.sequences
+            if sequence.state is SequenceState.RUNNING
+            and flight.is_current(sequence)
+            and (proposal := flight.proposals.get(sequence.id)) is not None
+        )
+
+    @property
     def has_work_in_flight(self) -> bool:
         """Whether steps or replays are in flight."""
         return bool(self.in_flight) or bool(self.rebuilding.in_progress)
 
-    def record_dispatch(self, num_tokens: int, ends: tuple[tuple[Sequence, int], ...], now: float) -> None:
-        """Record the step that has just been sent. It has also carried the releases to the stages."""
+    def record_dispatch(
+        self,
+        num_tokens: int,
+        ends: tuple[tuple[Sequence, int], ...],
+        now: float,
+        proposals: dict[int, InFlightProposal],
+    ) -> None:
+        """Record the step that has just been sent. It has also carried the releases to the stages. ``num_tokens``:
+        positions that it computes, those of proposed tokens included."""
         stays = {sequence.id: sequence.residency for sequence, _ in ends}
-        self.in_flight[self.next_step] = InFlightStep(ends, now, num_tokens, stays)
+        self.in_flight[self.next_step] = InFlightStep(ends, now, num_tokens, stays, proposals)
         self.next_step += 1
         self.to_release.clear()
         self.to_retire.clear()
+        self.to_truncate.clear()
         for sequence, _ in ends:
             self.running.refresh(sequence)
 
@@ -337,6 +375,18 @@ class State:
             busy_s = now - max(flight.sent_at, self.costs.last_done_at)
             self.moves.rates.record(len(self.running), flight.num_tokens, busy_s)
         self.costs.record_step(flight.num_tokens, flight.sent_at, now)
+
+    def return_blocks(self, sequence: Sequence, blocks: int) -> None:
+        """Reduce the KV blocks of a sequence whose proposed tokens were refused. The next step cuts it in the stages,
+        before others get the blocks."""
+        if blocks < sequence.blocks:
+            self.to_truncate.append(sequence)
+        self.running.resize(sequence, blocks)
+
+    def find_proposal(self, sequence: int) -> InFlightProposal | None:
+        """Return the proposed tokens of a sequence in flight; None if there are none."""
+        found = (flight.proposals.get(sequence) for flight in self.in_flight.values())
+        return next((proposal for proposal in found if proposal is not None), None)
 
     def complete_step(self, step: int) -> InFlightStep | None:
         """Remove and return a completed step; None if it is not in flight any more."""
@@ -389,6 +439,7 @@ class State:
         self.in_flight.clear()
         self.to_release.clear()
         self.to_retire.clear()
+        self.to_truncate.clear()
         self.prefix.clear()
         self.prefixes.lacking.clear()
         self.restores.end_plan()

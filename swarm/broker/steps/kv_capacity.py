@@ -152,6 +152,8 @@ class KvAllocator:
         missing_slots = 0 if own_class else 1 - self.free_slots - state.prefix.num_evictable
         if missing_blocks <= 0 and missing_slots <= 0:
             return []
+        if missing_blocks > 0 and state.borrowed_blocks:
+            return None  # blocks become free when a step with proposed tokens completes
         lowest = state.running.lowest_class
         if lowest is None or lowest > sequence.priority or (lowest == sequence.priority and not own_class):
             return None

@@ -17,6 +17,9 @@ failure then shows whether one of the sequences or the worker is to blame (``mem
 
 While layers that changed hands are rebuilt, steps pause in favour of replays (``planner.pauses``).
 
+With one step in flight, a step waits for sequences that wait for their proposals. Otherwise they and the other
+sequences would take steps in turns, half as full, while the draft model computes on the stages' cores.
+
 The scheduler does not track micro-batches: tokens that no step carries yet are a sequence's ``pending`` ones, and a
 decode has none while its step is in flight. The cost of a step is proportional to its rows, however many sequences
 wait.
@@ -30,11 +33,23 @@ from typing import Literal, NamedTuple
 from msgspec import UNSET
 
 from swarm.broker.planner.pauses import MAX_PAUSE_S, resumes_at_once, step_pause_s
-from swarm.broker.state import InFlightStep, Sequence, SequenceState, State
+from swarm.broker.speculation.speculation import Speculation
+from swarm.broker.state import InFlightProposal, InFlightStep, Sequence, SequenceState, State
 from swarm.broker.state.costs import CHUNK
 from swarm.broker.steps.kv_capacity import KvAllocator, shareable_positions
+from swarm.broker.steps.proposals import choose_proposals, refused_positions
 from swarm.broker.steps.restoring import begin_restore
-from swarm.wire.messages import BLOCK, MAX_HEADER_BYTES, MAX_ROWS, Open, Row, SequencePosition, Step, num_blocks
+from swarm.wire.messages import (
+    BLOCK,
+    MAX_HEADER_BYTES,
+    MAX_ROWS,
+    Open,
+    ProposedTail,
+    Row,
+    SequencePosition,
+    Step,
+    num_blocks,
+)
 from swarm.wire.shared_positions import Departures
 
 Mode = Literal["batch", "overlapped", "auto"]
@@ -53,6 +68,7 @@ MAX_DEFERRED = 256  # sequences that wait for another one's prompt and are skipp
 MIN_PROMPT_SHARE = 64
 # maximum size of ``Open`` records in a step's header; the rest of the header is far shorter
 MAX_OPEN_BYTES = MAX_HEADER_BYTES // 2
+NO_SPECULATION = Speculation(mode="off")
 KV_SHORT = 0.05  # free fraction of KV blocks below which prompts get the minimum
 
 
@@ -85,7 +101,7 @@ def max_steps_in_flight(mode: Mode, num_stages: int, *, shares_cores: bool = Fal
 # --- admission --------------------------------------------------------------------------------------------------------
 
 
-def admit(state: State, settings: SchedulerSettings, now: float) -> None:
+def admit(state: State, settings: SchedulerSettings, now: float, max_tokens_per_step: int = 1) -> None:
     """Admit waiting sequences while there is capacity. A sequence that doesn't fit yet doesn't block smaller ones
     behind it, until they have overtaken it too often or for too long; from then on free blocks are kept for it."""
     waiting = state.waiting
@@ -107,7 +123,7 @@ def admit(state: State, settings: SchedulerSettings, now: float) -> None:
             waiting.set_aside(sequence)
             continue
         sequence.mark_fitting()
-        if _is_deadline_unreachable(state, sequence, now):
+        if _is_deadline_unreachable(state, sequence, max_tokens_per_step, now):
             state.give_up_deadline(sequence)
         elif _is_prompt_underway(state, sequence):
             deferred.append(sequence)
@@ -145,14 +161,15 @@ def _is_overtaking_exhausted(overtaken: list[Sequence], settings: SchedulerSetti
     return overtaken[0].num_overtaken >= settings.max_passed or now - since >= settings.max_passed_s
 
 
-def _is_deadline_unreachable(state: State, sequence: Sequence, now: float) -> bool:
+def _is_deadline_unreachable(state: State, sequence: Sequence, max_tokens_per_step: int, now: float) -> bool:
     """Whether it would miss its deadline even alone, now, and with the quickest recent steps."""
     deadline, params = sequence.request.deadline_at, sequence.request.submit.params
     if deadline is None:
         return False
     may_end_early = not params.ignore_eos or params.stop or params.stop_token_ids  # tokens it must generate at least
     least = params.min_tokens if may_end_early else params.max_tokens
-    return now + max(1, least - sequence.num_generated) * state.costs.min_step_s > deadline
+    num_steps = max(1, -(-(least - sequence.num_generated) // max_tokens_per_step))
+    return now + num_steps * state.costs.min_step_s > deadline
 
 
 def _record_admission(state: State, sequence: Sequence, overtaken: list[Sequence], now: float) -> None:
@@ -166,7 +183,9 @@ def _record_admission(state: State, sequence: Sequence, overtaken: list[Sequence
 # --- the step ---------------------------------------------------------------------------------------------------------
 
 
-def next_step(state: State, settings: SchedulerSettings, now: float) -> Step | None:
+def next_step(
+    state: State, settings: SchedulerSettings, now: float, speculation: Speculation = NO_SPECULATION
+) -> Step | None:
     """Return the step to dispatch now, and record it in the state as sent; None if there is nothing to send."""
     plan = state.plans.current
     if plan is None or not state.plans.is_serving:
@@ -175,12 +194,18 @@ def next_step(state: State, settings: SchedulerSettings, now: float) -> Step | N
     state.decision.depth, state.decision.mode = most, "batch" if most == 1 else "overlapped"
     if len(state.in_flight) >= most or not _has_work(state) or _must_yield_to_replays(state, now):
         return None
-    admit(state, settings, now)
-    chosen = _choose(state, settings, most)
+    if most == 1 and speculation.has_waits(now):
+        return None
+    admit(state, settings, now, speculation.max_tokens_per_step)
+    chosen = _choose(state, settings, most, speculation)
     unopened = _choose_unopened(state, chosen)
     if not chosen and not unopened and not state.to_release and not state.to_retire:
         return None
-    return _build(state, chosen, unopened, plan.epoch, now)
+    may_propose = settings.kv_cache and speculation.is_active
+    proposals = (
+        choose_proposals(state, speculation, chosen, settings.step_tokens, overlaps=most > 1) if may_propose else {}
+    )
+    return _build(state, chosen, unopened, proposals, now)
 
 
 def _has_work(state: State) -> bool:
@@ -242,7 +267,9 @@ def _choose_eligible(state: State) -> _EligibleSequences:
     return _EligibleSequences(*([s for s in each if s is first] for each in everything))
 
 
-def _choose(state: State, settings: SchedulerSettings, most_in_flight: int) -> list[tuple[Sequence, int]]:
+def _choose(
+    state: State, settings: SchedulerSettings, most_in_flight: int, speculation: Speculation
+) -> list[tuple[Sequence, int]]:
     """Return (sequence, number of tokens) in the order of the step's rows."""
     allocator = KvAllocator(state, settings.kv_headroom, settings.max_running)
     reserved = _reserve_for_prompts(state, settings)
@@ -253,7 +280,7 @@ def _choose(state: State, settings: SchedulerSettings, most_in_flight: int) -> l
     for sequence in list(state.running.due.values()) if eligible is None else eligible.due:
         if len(chosen) >= most:
             break
-        if not _fits_into_header(sequence, open_bytes):
+        if not _fits_into_header(sequence, open_bytes) or speculation.is_waiting(sequence, state.now):
             continue
         if sequence.state is SequenceState.RUNNING and allocator.grow(sequence, sequence.sampled):
             chosen.append((sequence, 1))
@@ -353,11 +380,18 @@ def _choose_unopened(state: State, chosen: list[tuple[Sequence, int]]) -> list[S
     return opened
 
 
-def _build(state: State, chosen: list[tuple[Sequence, int]], unopened: list[Sequence], epoch: int, now: float) -> Step:
+def _build(
+    state: State,
+    chosen: list[tuple[Sequence, int]],
+    unopened: list[Sequence],
+    proposals: dict[int, InFlightProposal],
+    now: float,
+) -> Step:
+    assert state.plans.current is not None
     rows: list[Row] = []
     tokens: list[int] = []
     opens: list[Open] = []
-    truncates: list[SequencePosition] = []
+    truncates = refused_positions(state, (sequence for sequence, _ in chosen)) if state.to_truncate else []
     unshared: list[int] = []
     for sequence, count in (*((sequence, 0) for sequence in unopened), *chosen):
         if not sequence.is_open_in_stages:
@@ -367,14 +401,16 @@ def _build(state: State, chosen: list[tuple[Sequence, int]], unopened: list[Sequ
             state.release_fork(sequence)  # a release of the copied sequence can only follow this step now
         if sequence.truncate:
             truncates.append(SequencePosition(sequence.id, sequence.kv))
-        start = sequence.dispatch(count)
+        proposed = proposals[sequence.id].tokens if sequence.id in proposals else ()
+        start = sequence.dispatch(count, proposed)
         if not count:
             state.restores.record_opening(sequence, state.next_step)
             continue
-        rows.append(Row(sequence.id, start, count, sequence.scheduled == sequence.sampled))
+        rows.append(Row(sequence.id, start, count + len(proposed), sequence.scheduled == sequence.sampled))
         tokens.extend(sequence.tokens[start : sequence.scheduled])
+        tokens.extend(proposed)
     step = Step(
-        epoch=epoch,
+        epoch=state.plans.current.epoch,
         step=state.next_step,
         rows=tuple(rows),
         tokens=tuple(tokens),
@@ -384,8 +420,9 @@ def _build(state: State, chosen: list[tuple[Sequence, int]], unopened: list[Sequ
         truncate=tuple(truncates),
         alone=not state.in_flight,
         unshared=tuple(unshared) or UNSET,
+        proposed=tuple(ProposedTail(s, len(proposal.tokens)) for s, proposal in proposals.items()) or UNSET,
     )
-    state.record_dispatch(len(tokens), tuple((s, s.scheduled) for s, _ in chosen), now)
+    state.record_dispatch(len(tokens), tuple((s, s.scheduled) for s, _ in chosen), now, proposals)
     return step
 
 

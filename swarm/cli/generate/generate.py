@@ -64,6 +64,14 @@ GrammarOption = Annotated[
     Path | None,
     typer.Option("--grammar", metavar="FILE", help="A grammar in Lark's or llama.cpp's form; - reads it from stdin."),
 ]
+SpeculationOption = Annotated[
+    str | None,
+    typer.Option(
+        "--speculation",
+        help="What may guess tokens ahead: auto, off, suffix or draft. It changes no token.",
+        show_default="the broker's setting",
+    ),
+]
 WholeJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead of the text.")]
 
 
@@ -108,6 +116,7 @@ def generate(
     tenant: TenantOption = "",
     deadline: DeadlineOption = None,
     timeout: TimeoutOption = None,
+    speculation: SpeculationOption = None,
     as_json: WholeJsonOption = False,
 ) -> None:
     """Generate text from a prompt.
@@ -133,6 +142,7 @@ def generate(
         "priority": _parse_priority(priority),
         "tenant": tenant,
         "deadline_s": deadline,
+        "speculation": speculation,  # type: ignore[typeddict-item]  # the client library checks it
         "timeout": timeout,
     }
     if detach:

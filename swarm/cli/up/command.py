@@ -20,6 +20,7 @@ from swarm.cli.options import (
     ConfigOption,
     DeviceOption,
     DiscoverableOption,
+    DraftOption,
     DtypeOption,
     JsonOption,
     ListenOption,
@@ -79,6 +80,7 @@ def up(
     dtype: DtypeOption = None,
     weights: WeightsOption = None,
     mode: ModeOption = None,
+    draft: DraftOption = None,
     state_dir: StateDirOption = None,
     memory_limit: MemoryOption = None,
     threads: ThreadsOption = None,
@@ -99,7 +101,7 @@ def up(
     explicitly.
     """
     from swarm.auth.memberships import default_state_dir
-    from swarm.cli.up.models import resolve_model
+    from swarm.cli.up.models import resolve_draft, resolve_model
     from swarm.cli.up.statedir import state_directory
     from swarm.safe_stream import guard_stdout
     from swarm.wire.addresses import resolve_own
@@ -114,6 +116,7 @@ def up(
         "broker.listen": listen or None,
         "broker.discoverable": discoverable or None,
         "broker.mode": mode.value if mode else None,
+        "broker.draft": draft,
         "broker.dtype": dtype.value if dtype else None,
         "gateway.port": http,
         "worker.dtype": dtype.value if dtype else None,
@@ -127,7 +130,7 @@ def up(
         raise typer.BadParameter("--http and --no-http contradict each other: give one")
     settings = load_settings(context, config, overrides)
     require_packages("broker", *(["worker"] if workers else []))
-    path = resolve_model(settings)
+    path, draft_path = resolve_model(settings), resolve_draft(settings)
     check_ports(settings.broker.host, settings.broker.port)
     addresses = resolve_own(settings.broker.listen)
     for address in addresses:
@@ -139,7 +142,7 @@ def up(
     state_path = settings.state_dir or (default_state_dir() if addresses else None)
     with state_directory(state_path) as directory:
         share = worker_memory_share(settings, workers)
-        commands = ChildCommands(settings, config, path, directory, workers, share, verbose, addresses)
+        commands = ChildCommands(settings, config, path, directory, workers, share, verbose, addresses, draft_path)
         plan = _UpPlan(workers, http=not no_http and not no_gateway, note=no_gateway)
         code = asyncio.run(_run(commands, directory, plan, verbose, as_json))
     raise typer.Exit(code)
@@ -230,6 +233,7 @@ class ChildCommands:
     memory_share: int | None  # bytes of each worker's process; None: no limit
     verbose: bool
     addresses: tuple[str, ...] = ()  # where other machines are served
+    draft: str | None = None  # draft model
 
     @property
     def url(self) -> str:
@@ -269,6 +273,7 @@ class ChildCommands:
             *("--min-workers", str(min_workers)),
             *(part for address in self.addresses for part in ("--listen", address)),
             *(["--discoverable"] if broker.discoverable else []),
+            *(["--draft", self.draft] if self.draft else []),
             *("--state-dir", str(self.directory)),
         ]
 

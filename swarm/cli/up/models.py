@@ -10,6 +10,7 @@ from swarm.errors import ModelError
 
 if TYPE_CHECKING:
     from swarm.config import Settings
+    from swarm.stage.quantization.at_load import Quantization
 
 
 def resolve_model(settings: Settings) -> str:
@@ -23,10 +24,24 @@ def resolve_model(settings: Settings) -> str:
         from swarm.demo import model_path
 
         return str(model_path())
+    from swarm.stage.quantization.at_load import Quantization
+
+    return _resolve(model, Quantization.from_settings(settings.worker))
+
+
+def resolve_draft(settings: Settings) -> str | None:
+    """Return what the draft model's process loads, as ``resolve_model`` does; None without a draft model."""
+    if settings.broker.draft is None:
+        return None
+    from swarm.stage.quantization.at_load import AS_STORED
+
+    return _resolve(settings.broker.draft, AS_STORED)
+
+
+def _resolve(model: str, quantization: Quantization) -> str:
     from swarm.cli.output import ConsoleProgress
     from swarm.stage.model.checkpoint import Checkpoint
     from swarm.stage.model.location import locate_model
-    from swarm.stage.quantization.at_load import Quantization
 
     progress = ConsoleProgress(sys.stdout)
     try:
@@ -36,7 +51,7 @@ def resolve_model(settings: Settings) -> str:
     if location.remote is None and location.gguf is None:
         _check_folder(location.folder)
     # raises ModelError, once instead of in each worker
-    Checkpoint.at(location, Quantization.from_settings(settings.worker))
+    Checkpoint.at(location, quantization)
     return location.name
 
 

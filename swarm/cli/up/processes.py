@@ -46,12 +46,17 @@ def die_with_parent() -> None:
     text = os.environ.pop(PARENT_FD_VARIABLE, None)
     if text is None:
         return
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_starter()
     fd = int(text)
     os.set_inheritable(fd, False)  # children of this process must not inherit it
     watcher = threading.Thread(target=_die_at_end_of_file, args=(fd,), name="parent-watch", daemon=True)
     watcher.start()
+
+
+def end_with_starter() -> None:
+    """Make the kernel kill this process when the thread that started it ends; on Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def disable_core_dumps() -> None:

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from swarm.errors import InvalidRequest
 from swarm.gateway.errors import invalid_field, unsupported_field
-from swarm.params import MAX_BIASES, MAX_SEED, PRIORITIES, Grammar, SamplingParams
+from swarm.params import MAX_BIASES, MAX_SEED, PRIORITIES, SPECULATION_MODES, Grammar, SamplingParams, SpeculationMode
 
 # Accepted and ignored: they change nothing about an answer.
 COMMON_IGNORED_FIELDS = frozenset({
@@ -70,6 +70,9 @@ class Body(BaseModel):
         Number | None, Field(description="Swarm extension: seconds after which it is not needed.")
     ] = None
     hops: Annotated[bool | None, Field(description="Swarm extension: where each token's time went.")] = None
+    speculation: Annotated[
+        str | None, Field(description="Swarm extension: auto, off, suffix or draft: what may guess tokens ahead.")
+    ] = None
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, Field(description="Swarm extension: variables for the chat template.")
     ] = None
@@ -126,6 +129,12 @@ def check_deadline(body: Body) -> float | None:
     if body.deadline_s is not None and not 0 < body.deadline_s <= 1e9:
         raise invalid_field("deadline_s", f"must be a positive number of seconds, not {body.deadline_s}")
     return body.deadline_s
+
+
+def check_speculation(body: Body) -> SpeculationMode | None:
+    if body.speculation is not None and body.speculation not in SPECULATION_MODES:
+        raise invalid_field("speculation", f"must be one of {', '.join(SPECULATION_MODES)}, not {body.speculation!r}")
+    return body.speculation
 
 
 def check_keep_s(keep_s: float | None, stream: bool | None) -> float:

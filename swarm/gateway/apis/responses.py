@@ -18,6 +18,7 @@ from swarm.gateway.apis.bodies import (
     check_deadline,
     check_extra,
     check_keep_s,
+    check_speculation,
     encode_json,
     response_grammar,
     to_priority,
@@ -127,6 +128,7 @@ def to_request(body: ResponseBody, served: ServedModel) -> CompletionRequest:
         template=body.chat_template_kwargs or {},
         priority=to_priority(body),
         deadline_s=check_deadline(body),
+        speculation=check_speculation(body),
         keep_s=check_keep_s(body.keep_s, body.stream),
         api_names=body.names(),
     )

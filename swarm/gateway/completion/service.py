@@ -220,6 +220,7 @@ class CompletionService:
                 hops=request.hops,
                 detached=detached,
                 keep_s=request.keep_s,
+                speculation=request.speculation,
                 memo="" if memo is None else memo.encode(),
                 visible=prepared.served.call_marks if request.tools.are_offered else (),
             )

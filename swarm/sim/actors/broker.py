@@ -14,7 +14,10 @@ from swarm.broker import actions as broker_act
 from swarm.broker import events as broker_event
 from swarm.broker.core import BrokerCore, CoreSettings
 from swarm.broker.planning.plan_query import answer_query
+from swarm.broker.speculation.depth import DepthControl
+from swarm.broker.state.journal_snapshot import JournalSnapshot
 from swarm.sim.actors.environment import Environment
+from swarm.sim.actors.guesses import SimProposer
 from swarm.sim.actors.routes import RELAY
 from swarm.sim.checks import effects, fates
 from swarm.sim.checks.sender_check import BROKER
@@ -129,12 +132,20 @@ class BrokerNode:
         self.is_alive = True
         news = self._cluster.network.link("broker", "disk", "client", JOURNAL_DELAY_S)
         self.journal = SimJournal(self.disk, news, self._on_facts, self.spring_trap)
-        self.core = BrokerCore(settings, self._world.now, past)
+        self.core = self._make_core(settings, past)
         self._retention_check.on_broker_restarted(self.core.state, self._world.now)
         self._unwritten = set()
         self.started_at = self._world.now
         life = self.life
         self._world.schedule(0.0, lambda: self._tick(life))
+
+    def _make_core(self, settings: CoreSettings, past: JournalSnapshot | None) -> BrokerCore:
+        conditions, now = self._cluster.speculation, self._world.now
+        if conditions is None:
+            return BrokerCore(settings, now, past)
+        proposer = SimProposer(conditions, self._cluster.manifest, self._world.speculation_random)
+        control = DepthControl() if conditions.is_limited else None
+        return BrokerCore(settings, now, past, proposers=(proposer,), control=control)
 
     def crash(self, *, power: bool = False) -> None:
         """Kill the process, as by SIGKILL or a power cut; its supervisor restarts it.
@@ -283,7 +294,7 @@ class BrokerNode:
                 )
             case broker_act.DisconnectPipeline():
                 self._close_pipeline()
-            case broker_act.WriteLog() | broker_act.ShowOwnSettings():
+            case broker_act.WriteLog() | broker_act.ShowOwnSettings() | broker_act.AskDraft() | broker_act.StopDraft():
                 self._world.tell("broker ##", action)
             case broker_act.ReadRequest() | broker_act.ReadList():
                 self.journal.read(action, self.feed)
@@ -331,6 +342,7 @@ class BrokerNode:
         self._cluster.promise_check.check_action(action)
         if isinstance(action, broker_act.SendToWorker | broker_act.Dispatch):
             self._cluster.spill_check.on_action(action, state)
+        self._cluster.speculation_check.on_action(action, state, is_repeated=self._repeats_writes)
         if isinstance(action, broker_act.SendToWorker) and isinstance(action.message, Prepare):
             self._cluster.sender_check.on_plan(state)
         if isinstance(action, broker_act.SendToWorker) and isinstance(action.message, Activate):

@@ -20,6 +20,7 @@ from swarm.sim.checks.blame import BlameCheck
 from swarm.sim.checks.kv_check import KvCheck
 from swarm.sim.checks.promises import PromiseCheck
 from swarm.sim.checks.sender_check import SenderCheck
+from swarm.sim.checks.speculation_check import SpeculationCheck
 from swarm.sim.checks.spill_check import SpillCheck
 from swarm.sim.checks.verdict_check import VerdictCheck
 from swarm.sim.network import BrokerLinks, Network, garble_step
@@ -67,6 +68,7 @@ class Cluster:
         self.kv_conditions = schedule.kv
         self.spill_disk = spill_disk  # None: nothing is written
         self.recalls = schedule.recalls
+        self.speculation = schedule.speculation
         self.uses_keys = schedule.keys
         self.revoked: set[str] = set()  # keys; the broker's registry survives it
         self.sender_check = SenderCheck()
@@ -90,6 +92,7 @@ class Cluster:
         self.blame_check = BlameCheck()
         self.spill_check = SpillCheck()
         self.kv_check = KvCheck(self, self.manifest.num_layers, schedule.machines.unlike)
+        self.speculation_check = SpeculationCheck(self, self.manifest.num_layers)
         self.audit = Audit(self.manifest, log_bytes=schedule.log_bytes)
         self.verdict_check = VerdictCheck(self, self.blame_check.poisonous.keys())
         self._is_ready = False  # the parts exist that the checks need
@@ -242,6 +245,7 @@ class Cluster:
         self.audit.on_broker_restarted(self.broker.core.state, self.broker.disk)
         self.verdict_check.on_broker_restarted()
         self.blame_check.on_broker_restarted()
+        self.speculation_check.on_broker_restarted()
         for node in self.workers.values():
             node.on_broker_back()
 
@@ -278,6 +282,7 @@ class Cluster:
         for node in list(self.workers.values()):
             node.device.heal()
             node.num_garbled = 0
+            node.misreporter.heal()
             node.kv.heal()
             node.num_lost_orders = node.num_lost_answers = 0
             node.wake(immediately=True)
@@ -366,6 +371,9 @@ class Cluster:
                 self.kv_check.check_leaks(self.workers.values(), self.broker.core.state)
             self.promise_check.check_first_plan(self.broker.core.state)
             effects.check_effects(snapshot, self.broker.core.state, self.workers)
+            if self.speculation is not None:
+                self.speculation_check.check_step(snapshot, self.broker.core.state)
+                self.speculation_check.check_preemptions(self.broker.core.state)
             self.verdict_check.check(self.broker.core.state)
             self.blame_check.check(self.broker.core.state)
 

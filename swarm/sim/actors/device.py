@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from swarm.sim.actors.environment import Environment
+from swarm.sim.checks.audit import Violation
 from swarm.stage.actions import Compute
 from swarm.stage.events import Computed, ComputeFailed, ComputeFenced, DeviceTested
 from swarm.stage.executor import FenceRaised, ForwardResult
@@ -46,6 +47,9 @@ class SimDevice:
 
     def compute(self, action: Compute, fenced: Callable[[], bool]) -> Computed | ComputeFailed | ComputeFenced:
         """Compute a step, or fail."""
+        vocab_size = self.executor.manifest.vocab_size
+        if action.batch.hidden is None and any(not 0 <= token < vocab_size for token in action.batch.tokens):
+            raise Violation(f"I17: step {action.step} has tokens outside of the vocabulary")
         problem = self._problem(action)
         try:
             if problem and self._world.random.random() >= PARTIAL_WRITE:

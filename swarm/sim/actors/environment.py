@@ -13,9 +13,10 @@ from swarm.sim.checks.blame import BlameCheck
 from swarm.sim.checks.kv_check import KvCheck
 from swarm.sim.checks.promises import PromiseCheck
 from swarm.sim.checks.sender_check import SenderCheck
+from swarm.sim.checks.speculation_check import SpeculationCheck
 from swarm.sim.checks.spill_check import SpillCheck
 from swarm.sim.checks.verdict_check import VerdictCheck
-from swarm.sim.schedules.schedule import KvConditions, Machines
+from swarm.sim.schedules.schedule import KvConditions, Machines, SpeculationConditions
 from swarm.sim.views import ClientView, ReaderView, SceneView, WorkerView
 from swarm.wire.messages import (
     Activate,
@@ -51,6 +52,8 @@ class Environment(SceneView, Protocol):
     log_bytes: int
     put_off_every: int
     recalls: bool
+    speculation: SpeculationConditions | None
+    speculation_check: SpeculationCheck
     uses_keys: bool
     sender_check: SenderCheck
     routes: SimRoutes

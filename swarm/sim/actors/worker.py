@@ -18,6 +18,7 @@ from swarm.sim.actors.environment import Environment
 from swarm.sim.actors.heartbeats import SimHeartbeats
 from swarm.sim.actors.hello import build_hello
 from swarm.sim.actors.kv_shell import KvAction, SimKvShell
+from swarm.sim.actors.misreports import Misreporter
 from swarm.sim.actors.spill_shell import CHUNK, SPILL_FROM, DiskAction, SimSpillShell
 from swarm.sim.checks import effects
 from swarm.sim.network import FakeListener, SimLink, fake_public_key
@@ -42,6 +43,7 @@ from swarm.wire.messages import (
     ReceiveKv,
     SendKv,
     Step,
+    StepDone,
     Welcome,
     WorkerMessage,
     layers_of,
@@ -89,6 +91,7 @@ class WorkerNode:
         if name in self._machines.unlike:
             self.executor.bits = "other bits"
         cluster.spill_check.record_worker(self.incarnation, self.executor.bits)
+        self.misreporter = Misreporter(cluster.speculation, cluster.manifest.vocab_size, self._world.speculation_random)
         self.device = SimDevice(cluster, self.executor, self._machines.slowness.get(name, 1.0))
         self.is_alive = True
         # frozen: stopped as by SIGSTOP; hung: only the compute thread has stopped
@@ -271,8 +274,13 @@ class WorkerNode:
         snapshot = effects.snapshot_held(event, self)
         self._cluster.kv_check.before_event(event, self)
         actions = self.core.handle(event, self._world.now)
+        if isinstance(event, stage_event.StepArrived):
+            self.misreporter.on_step(event.step)
+        elif isinstance(event, stage_event.OrderArrived) and isinstance(event.order, SendKv):
+            self._cluster.speculation_check.on_order(event.order, self)
         for action in actions:
             if self.is_alive:
+                self._check_speculation(action)
                 self._perform(action)
         if not self.is_alive:
             return
@@ -286,6 +294,15 @@ class WorkerNode:
             self._cluster.kv_check.after_event(event, self)
         if order:
             self._cluster.spring_trap(self, "after", order)
+
+    def _check_speculation(self, action: stage_act.Action) -> None:
+        if self._cluster.speculation is None:
+            return
+        check = self._cluster.speculation_check
+        if isinstance(action, stage_act.SendHello):
+            check.check_inventory(self.core.hello_inventory(), self)
+        else:
+            check.on_stage_action(action, self)
 
     def _tick(self) -> None:
         if self.is_alive:
@@ -303,9 +320,7 @@ class WorkerNode:
             case stage_act.SendStep(step, hidden):
                 self._send_step(step, hidden)
             case stage_act.SendDone(done):
-                if not self._cluster.spring_trap(self, "before", "StepDone"):
-                    self._send_to_next(lambda: self._cluster.send_step_done(done, self.incarnation))
-                    self._cluster.spring_trap(self, "after", "StepDone")
+                self._send_done(self.misreporter.report(done))
             case (
                 stage_act.OpenSequence()
                 | stage_act.ForkSequence()
@@ -409,6 +424,11 @@ class WorkerNode:
             self._send_to_next(lambda: self._cluster.send_garbled_to_stage(endpoint, step, hidden))
         else:
             self._send_to_next(lambda: self._cluster.send_to_stage(endpoint, step, hidden, self.incarnation))
+
+    def _send_done(self, done: StepDone) -> None:
+        if not self._cluster.spring_trap(self, "before", "StepDone"):
+            self._send_to_next(lambda: self._cluster.send_step_done(done, self.incarnation))
+            self._cluster.spring_trap(self, "after", "StepDone")
 
     def _send_to_next(self, deliver: Callable[[], None]) -> None:
         if self._next_link is not None:

@@ -151,6 +151,32 @@ class KvConditions:
     room_bytes: int = 1 << 20  # memory for copies in each worker
 
 
+Guess = Literal[
+    "right",  # the tokens of an undisturbed run
+    "wrong",
+    "partly",  # right up to a point
+    "nothing",
+    "too_long",  # more tokens than were asked for
+    "foreign",  # tokens outside of the vocabulary
+]
+Misreport = Literal[
+    "accepts",  # tokens behind the first refused proposal, as if it had been accepted
+    "counts",  # positions beyond the accepted ones
+    "repeats",  # every token twice
+    "forces",  # tokens that the grammar is said to demand
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationConditions:
+    """What is proposed, and how the last stage misreports the outcome."""
+
+    guesses: tuple[Guess, ...]  # one of them is drawn for each proposal
+    misreports: tuple[Misreport, ...] = ()  # the same for each misreport
+    misreported_share: float = 0.0  # of the steps with proposals
+    is_limited: bool = False  # the broker limits their number by what was accepted before
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """All random decisions that are made before the first event."""
@@ -173,6 +199,7 @@ class Schedule:
     looks: tuple[LookupSpec, ...] = ()
     kv: KvConditions = KvConditions()
     recalls: bool = False  # a second reader first asks for the submitted request
+    speculation: SpeculationConditions | None = None  # None: nothing is proposed
 
     @property
     def quiet_from(self) -> float:

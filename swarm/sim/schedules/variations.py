@@ -4,7 +4,7 @@ depend on it.
 Some schedules are far larger than the others, some queues are short, and some callers ask for the route of each token.
 Requests are cancelled by other clients, clients die for good, listeners close, reads and computations fail, devices
 break, and requests make steps fail. Most swarms check keys, and some keys are revoked. Copies of keys and values lag,
-are lost, evicted or damaged, and die with their owners.
+are lost, evicted or damaged, and die with their owners. In half of the schedules, tokens are proposed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,18 @@ from swarm.sim.schedules.draw import (
     make_schedule,
     replace_fields,
 )
-from swarm.sim.schedules.schedule import MIB, Fault, FaultKind, KvConditions, LookupSpec, Schedule, WorkerSpec
+from swarm.sim.schedules.schedule import (
+    MIB,
+    Fault,
+    FaultKind,
+    Guess,
+    KvConditions,
+    LookupSpec,
+    Misreport,
+    Schedule,
+    SpeculationConditions,
+    WorkerSpec,
+)
 
 LARGE = 0.03  # share of schedules with many more requests and faults than others
 MOST_REQUESTS, MOST_FAULTS = 20, 12
@@ -49,6 +60,16 @@ CHANGING_BITS = 0.5  # of the schedules with disks, share in which one worker co
 NO_COPIES = 0.2  # share of schedules in which workers hold no copies of keys and values
 KV_OFTEN = 0.08  # share of schedules with a fault of copies, for each kind
 KV_POINTS = ("SendKv", "ReceiveKv", "KvArrived", "KvHeld", "Activate")  # a worker dies before or after one of these
+SPECULATES = 0.5  # share of schedules in which tokens are proposed
+LIMITED = 0.3  # of them, share in which the broker limits proposals by what was accepted before
+MISREPORTED = 0.3  # of them, share in which the last stage misreports what it accepted
+GUESSES: tuple[tuple[Guess, ...], ...] = (
+    ("right",),
+    ("right", "right", "right", "wrong"),
+    ("partly", "partly", "right", "nothing"),
+    ("right", "wrong", "partly", "nothing", "too_long", "foreign"),
+)
+MISREPORTS: tuple[Misreport, ...] = ("accepts", "counts", "repeats", "forces")
 OFTEN = 0.06  # share of schedules with a fault of one of the other kinds, for each kind
 
 
@@ -75,7 +96,8 @@ def make_full_schedule(seed: int, *, faults: bool = True) -> Schedule:
     schedule = _draw_copies(Random(f"copies {seed}"), schedule, faults=faults)
     for kind in KV_FAULTS if faults else ():
         schedule = _add_kv_fault(kind, Random(f"{kind} {seed}"), schedule)
-    return _draw_bits(Random(f"bits {seed}"), schedule)
+    schedule = _draw_bits(Random(f"bits {seed}"), schedule)
+    return _draw_speculation(Random(f"speculation {seed}"), schedule, faults=faults)
 
 
 def add_disks(seed: int, schedule: Schedule, *, faults: bool = True) -> Schedule:
@@ -106,6 +128,17 @@ def _draw_bits(random: Random, schedule: Schedule) -> Schedule:
         return schedule
     unlike = tuple(spec.name for spec in schedule.workers if random.random() < 0.5)
     return replace(schedule, machines=replace(schedule.machines, unlike=unlike))
+
+
+def _draw_speculation(random: Random, schedule: Schedule, *, faults: bool) -> Schedule:
+    """Draw whether tokens are proposed, how right they are, and how the last stage misreports what it accepted."""
+    if random.random() >= SPECULATES:
+        return schedule
+    guesses, is_honest = random.choice(GUESSES), random.random() >= MISREPORTED or not faults
+    misreported = () if is_honest else random.choice([MISREPORTS, (random.choice(MISREPORTS),)])
+    share = 0.0 if is_honest else random.choice([0.05, 0.3, 1.0])
+    is_limited = random.random() < LIMITED
+    return replace(schedule, speculation=SpeculationConditions(guesses, misreported, share, is_limited))
 
 
 def _draw_copies(random: Random, schedule: Schedule, *, faults: bool) -> Schedule:

@@ -64,9 +64,15 @@ def _run_stage(
         hidden = stage.run(forward_pass, ids, _positions(spans, num_tokens).to(stage.device))
         return None if hidden is None else hidden[0]
     if head_rows is None:
-        head_rows = [spans[job.row].offset + spans[job.row].count - 1 for job in batch.samples]
+        head_rows = [row for job in batch.samples for row in _drawn_rows(spans[job.row], job.num_proposed)]
     forward_pass.keep_rows = torch.tensor(head_rows, dtype=torch.long).to(stage.device)
     return stage.run(forward_pass, ids, _positions(spans, num_tokens).to(stage.device))
+
+
+def _drawn_rows(span: Span, num_proposed: int) -> range:
+    """Return the tokens of the batch after which a job draws: the last certain one and the proposals."""
+    stop = span.offset + span.count
+    return range(stop - 1 - num_proposed, stop)
 
 
 def _input_hidden(stage: Stage, batch: Batch) -> torch.Tensor:

@@ -32,11 +32,12 @@ import numpy as np
 
 from swarm.errors import InvalidRequest, ModelError
 from swarm.grammar import Compilation, estimate_bytes, grammar_error, grammar_vocabulary, matcher_error, timeout_error
+from swarm.wire.messages import MAX_PROPOSED
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-    from swarm.params import Grammar
+    from swarm.params import Grammar, SamplingParams
     from swarm.stage.engine.sampling import Mask
     from swarm.stage.executor import SampleJob
 
@@ -87,6 +88,22 @@ class GrammarMasks:
         except (InvalidRequest, ModelError) as error:
             self.drop(sequence)
             return str(error)
+
+    def forced_tokens(self, sequence: int, params: SamplingParams, token: int) -> tuple[int, ...]:
+        """Return the tokens with which the grammar continues after ``token``, which was drawn by the last mask of the
+        sequence; none if the grammar leaves a choice.
+
+        A forced text can have several tokenizations. These are the tokenizer's own, and the masks that follow allow no
+        others. They cost no time in total: the next mask needs the same computation, and finds it done.
+        """
+        reader = self._readers.get(sequence)
+        if reader is None or token in self._ends or token in params.stop_token_ids:
+            return ()
+        if not reader.matcher.consume_tokens([token]):
+            self.drop(sequence)  # the next mask reports the error
+            return ()
+        reader.tokens.append(token)
+        return tuple(reader.matcher.compute_ff_tokens()[:MAX_PROPOSED])
 
     def begin_step(self) -> None:
         """Start a new step: its calls of ``mask`` may together wait for a limited time."""

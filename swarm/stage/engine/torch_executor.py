@@ -304,7 +304,16 @@ class TorchExecutor:
         copy_s = 0.0 if hidden is None else clock.elapsed_s(computed_layers, computed)
         self._counters.add_pass(batch, compute_s, sample_s)
         return ForwardResult(
-            hidden, samples.sampled, samples.failed, compute_s, sample_s, head_s, copy_s, late=samples.delayed
+            hidden,
+            samples.sampled,
+            samples.failed,
+            compute_s,
+            sample_s,
+            head_s,
+            copy_s,
+            late=samples.delayed,
+            certain=samples.certain,
+            forced=samples.forced,
         )
 
     def recheck(

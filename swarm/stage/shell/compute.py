@@ -481,6 +481,8 @@ class ComputeThread:
         self._flush()
         if failpoints.armed:
             failpoints.hit("replay.sent" if message.step == REPLAY_STEP else "step.sent")
+            if isinstance(message, Step) and message.proposed:
+                failpoints.hit("step.proposes")
 
     def _flush(self) -> None:
         """Send queued messages as far as the next stage accepts them. A parked worker sends nothing."""

@@ -31,19 +31,26 @@ def forward_in_pieces(
         head_s=sum(result.head_s for result in results),
         copy_s=sum(result.copy_s for result in results),
         late=tuple(item for result in results for item in result.late),
+        certain=tuple(item for result in results for item in result.certain),
+        forced=tuple(item for result in results for item in result.forced),
     )
 
 
 def split_batch(batch: Batch) -> Iterator[Batch]:
     """Cut a batch, in order, into pieces of one row and at most ``PIECE_POSITIONS`` positions.
 
-    The token after a row is drawn with the row's last piece.
+    The token after a row is drawn with the row's last piece. Positions after which a token may be drawn share that
+    piece, however many proposals there are.
     """
+    proposed = {job.row: job.num_proposed for job in batch.samples}
     at = 0
     for number, row in enumerate(batch.rows):
-        for first in range(0, row.count, PIECE_POSITIONS):
-            count = min(PIECE_POSITIONS, row.count - first)
-            is_last = first + count == row.count
+        num_drawn = 1 + proposed.get(number, 0)
+        first = 0
+        while first < row.count:
+            rest = row.count - first
+            count = rest if rest <= max(PIECE_POSITIONS, num_drawn) else min(PIECE_POSITIONS, rest - num_drawn)
+            is_last = count == rest
             yield replace(
                 batch,
                 rows=(Row(row.sequence, row.start + first, count, row.sample and is_last),),
@@ -51,4 +58,4 @@ def split_batch(batch: Batch) -> Iterator[Batch]:
                 hidden=None if batch.hidden is None else batch.hidden[at : at + count],
                 samples=tuple(replace(job, row=0) for job in batch.samples if is_last and job.row == number),
             )
-            at += count
+            at, first = at + count, first + count

@@ -9,7 +9,7 @@ them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -50,6 +50,7 @@ from swarm.broker.planning.plan_query import answer_query
 from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
 from swarm.broker.requests.completion import RequestSettings
 from swarm.broker.requests.tokens import WINDOW
+from swarm.broker.speculation.proposer import Proposer
 from swarm.broker.state import Sequence as BrokerSequence
 from swarm.broker.state import SequenceState, State
 from swarm.broker.state.journal_snapshot import JournalSnapshot
@@ -121,7 +122,7 @@ def submit(request_id: str = "r", num_prompt: int = 3, **fields: object) -> Subm
     """A request of ``num_prompt`` tokens; what is not a field of Submit is a sampling parameter."""
     own = {
         name: fields.pop(name)
-        for name in ("seed", "deadline_s", "detached", "keep_s", "hops", "priority", "prompt", "tenant")
+        for name in ("seed", "deadline_s", "detached", "keep_s", "hops", "priority", "prompt", "tenant", "speculation")
         if name in fields
     }
     defaults: dict[str, object] = {"prompt": tuple(1 + i % 90 for i in range(num_prompt)), "seed": 1}
@@ -259,6 +260,7 @@ class Bench:
     settings: CoreSettings = field(default_factory=settings)
     past: JournalSnapshot | None = None
     now: float = 0.0
+    proposers: tuple[Proposer, ...] = ()
     core: BrokerCore = field(init=False)
     held: set[type] = field(default_factory=set)
     mute: set[str] = field(default_factory=set)
@@ -271,7 +273,7 @@ class Bench:
     _due: deque[Event] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self.core = BrokerCore(self.settings, self.now, self.past)
+        self.core = BrokerCore(self.settings, self.now, self.past, proposers=self.proposers)
         self.watch = Watch(self.core.state, self.settings)
         if self.past is not None:
             self.watch.remember(self.past)
@@ -441,6 +443,17 @@ class Bench:
         done = done_of(step, token, tokens or {}, {f.sequence for f in failed}, hops)
         return self.feed(StepFinished(msgspec.structs.replace(done, failed=failed)))
 
+    def verify(self, answer: Mapping[int, Sequence[int]], step: Step | None = None) -> list[Action]:
+        """The last stage answers the oldest step (or this one) as if these were the sequences' answers: it verifies
+        proposed tokens."""
+        if step is None:
+            step = self.pipe.popleft()
+        elif step in self.pipe:
+            self.pipe.remove(step)
+        for worker in self.workers.values():
+            worker.progress += 1
+        return self.feed(StepFinished(verified(step, self.state, answer)))
+
     def run_dry(self, limit: int = 10_000) -> None:
         """Finish steps until none is under way."""
         for _ in range(limit):
@@ -483,6 +496,38 @@ def done_of(step: Step, token: int, tokens: dict[int, int], without: set[int], h
         ),
         failed=(),
         hops=hops,
+    )
+
+
+def verified(step: Step, state: State, answer: Mapping[int, Sequence[int]]) -> StepDone:
+    """What the last stage answers to a step with proposals, by the rules: it stops at the first token that differs."""
+    proposed = {} if step.proposed is msgspec.UNSET else {tail.sequence: tail.count for tail in step.proposed}
+    kv: list[SequencePosition] = []
+    sampled: list[Sampled] = []
+    begin = 0
+    for r in step.rows:
+        tokens, begin = step.tokens[begin : begin + r.count], begin + r.count
+        first = r.count - proposed.get(r.sequence, 0)  # number of certain tokens
+        position = r.start + first
+        kv.append(SequencePosition(r.sequence, position))
+        if not r.sample:
+            continue
+        num_prompt = state.sequences[r.sequence].num_prompt
+        for guess in (*tokens[first:], None):
+            token = answer[r.sequence][position - num_prompt]
+            sampled.append(Sampled(r.sequence, position, token, (TokenLogprob(token, -0.5),)))
+            kv[-1] = SequencePosition(r.sequence, position)
+            if token != guess:
+                break
+            position += 1
+    return StepDone(
+        epoch=step.epoch,
+        step=step.step,
+        lineage=step.lineage,
+        kv=tuple(kv),
+        sampled=tuple(sampled),
+        failed=(),
+        hops=(),
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from swarm.broker.core import CoreSettings
 from swarm.broker.journal import writer
+from swarm.broker.speculation.proposer import Proposer
 from swarm.broker.state.journal_snapshot import JournalSnapshot
 from tests.unit.broker.bench import Bench, check_state, settings
 from tests.unit.broker.journal_thread import Disk, Thread
@@ -19,8 +20,10 @@ def make_bench() -> Iterator[Callable[..., Bench]]:
     """Benches with these settings; their state is checked at the end."""
     made: list[Bench] = []
 
-    def make(of: CoreSettings | None = None, past: JournalSnapshot | None = None) -> Bench:
-        made.append(Bench(of or settings(), past))
+    def make(
+        of: CoreSettings | None = None, past: JournalSnapshot | None = None, proposers: tuple[Proposer, ...] = ()
+    ) -> Bench:
+        made.append(Bench(of or settings(), past, proposers=proposers))
         return made[-1]
 
     yield make

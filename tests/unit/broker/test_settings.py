@@ -19,6 +19,8 @@ OTHER: dict[str, object] = {
     "broker.prefill_chunk": 100,
     "broker.prefix_share": 0.5,
     "broker.prefix_policy": "frequent",
+    "broker.speculation": "off",
+    "broker.draft": "/models/small",
     "plan.objective": "latency",
     "plan.standby": "all",
     "plan.standby_kv": "all",
@@ -37,6 +39,7 @@ SOCKETS = {
     "broker.advertise",
     "broker.discoverable",
     "broker.worker_networks",
+    "broker.draft_threads",
 }  # for the service itself
 TOLD = {"worker.beat_interval_s", "worker.lease_s", "worker.max_sequences"}  # the broker tells each worker
 KEYS = sorted(

@@ -19,6 +19,7 @@ from swarm.params import Grammar, SamplingParams
 from swarm.stage.engine import grammars as module
 from swarm.stage.engine.grammars import GrammarMasks
 from swarm.stage.executor import SampleJob
+from swarm.wire.messages import MAX_PROPOSED
 
 FOLDER = Path(swarm.demo.__file__).parent / "village"
 EOS, USER = 1, 2
@@ -308,3 +309,47 @@ def test_a_grammar_that_grows_without_bound_is_cut_off(grammars: GrammarMasks) -
     assert isinstance(found, str)
     assert re.match(r"grammar \(ebnf\): it can't be followed beyond \d+ tokens of the answer: .* max is ", found)
     assert allowed(grammars, Grammar("json_object"), [], 2) == allowed(GrammarMasks(FOLDER, (EOS,)), GRAMMARS[1], [])
+
+
+# --- forced tokens ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS, ids=lambda grammar: str(grammar.kind))
+@pytest.mark.parametrize("seed", range(3))
+def test_forced_tokens_follow_and_change_no_mask(grammar: Grammar, seed: int) -> None:
+    """Each mask allows exactly the next forced token, and is the same where no forced tokens were asked for."""
+    chance, answer = np.random.default_rng(seed), list[int]()
+    asking, plain = GrammarMasks(FOLDER, (EOS,)), GrammarMasks(FOLDER, (EOS,))
+    forced: tuple[int, ...] = ()
+    while len(answer) < 50:
+        found = allowed(asking, grammar, answer)
+        assert found == allowed(plain, grammar, answer)
+        if forced:
+            assert found == [forced[0]]
+        token = int(chance.choice(found))
+        expected = forced[1:]
+        forced = asking.forced_tokens(1, SamplingParams(grammar=grammar), token)
+        if token == EOS:
+            assert forced == ()
+            return
+        assert forced[: len(expected)] == expected
+        answer.append(token)
+
+
+def test_forced_tokens_of_a_long_text_are_bounded(grammars: GrammarMasks) -> None:
+    """As many as a step may have proposals."""
+    grammar = Grammar("choice", json.dumps(["x" + "abcdefgh " * 100, "y"]))
+    found = allowed(grammars, grammar, [])
+    token = next(token for token in found if WORDS.decode_bytes([token]) == b"x")
+    forced = grammars.forced_tokens(1, SamplingParams(grammar=grammar), token)
+    assert len(forced) == MAX_PROPOSED
+    assert ("abcdefgh " * 100).startswith(WORDS.decode_str(list(forced)))
+
+
+def test_nothing_is_forced_after_an_end_or_without_a_reader(grammars: GrammarMasks) -> None:
+    grammar = Grammar("choice", '["yesterday morning"]')
+    params = SamplingParams(grammar=grammar, stop_token_ids=(7,))
+    assert grammars.forced_tokens(1, params, 5) == ()
+    first = allowed(grammars, grammar, [])[0]
+    assert grammars.forced_tokens(1, params, EOS) == grammars.forced_tokens(1, params, 7) == ()
+    assert grammars.forced_tokens(1, params, first) != ()

@@ -1,0 +1,41 @@
+"""Grammar: tokens that are certain to follow, because a request's grammar leaves only one text.
+
+The last stage finds them after a draw, and returns them with the step's result.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from swarm.broker.speculation.proposer import ProposerName
+    from swarm.broker.state import Sequence
+
+
+class _Forced(NamedTuple):
+    """Forced tokens, and the position of the first one."""
+
+    position: int
+    tokens: tuple[int, ...]
+
+
+class GrammarProposer:
+    """Proposes the tokens that the last stage has returned as forced after a sequence's newest token."""
+
+    name: ProposerName = "grammar"
+
+    def __init__(self) -> None:
+        self._forced: dict[int, _Forced] = {}  # by sequence
+
+    def store(self, sequence: Sequence, tokens: tuple[int, ...]) -> None:
+        """Keep the tokens that are certain to follow the sequence's newest token."""
+        self._forced[sequence.id] = _Forced(sequence.sampled, tokens)
+
+    def propose(self, sequence: Sequence, most: int) -> tuple[int, ...]:
+        """Return the forced tokens, once, if the sequence still ends where they begin."""
+        forced = self._forced.pop(sequence.id, None)
+        return forced.tokens[:most] if forced is not None and forced.position == sequence.sampled else ()
+
+    def forget(self, sequence: int) -> None:
+        """Drop the sequence's forced tokens."""
+        self._forced.pop(sequence, None)
