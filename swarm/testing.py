@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.errors import IllegalMove, ModelError
+from swarm.errors import IllegalMove, KvFull, ModelError
 from swarm.params import SamplingParams
 from swarm.stage.executor import Batch, Capacity, FenceRaised, ForwardResult, KvData, Progress, SampleJob, StopCheck
 from swarm.stage.proposals import is_end_token
@@ -155,6 +155,9 @@ class FakeExecutor:
     dtype: str = "float32"
     bits: str = "bits of a fake"
     share_unit: int = 0  # Positions of a chunk that it can share; 0: none.
+    # Its system maps no pages any more; it offers no sharing for the next plan, unless it is stubborn.
+    refuses_to_share: bool = False
+    is_stubborn: bool = False
     shared: SharedPositions = field(default_factory=SharedPositions)
 
     def measure(self) -> tuple[LayerCost, ...]:
@@ -167,7 +170,7 @@ class FakeExecutor:
             raise ModelError(self.fail_load)
         progress(1, 1)
         self.prepared = layers
-        mappings = MAX_SEQUENCES if self.share_unit else 0
+        share_unit = 0 if self.refuses_to_share and not self.is_stubborn else self.share_unit
         return Capacity(
             self.capacity,
             max_sequences,
@@ -175,8 +178,8 @@ class FakeExecutor:
             0.0,
             0,
             bits=self.bits,
-            share_unit=self.share_unit,
-            share_mappings=mappings,
+            share_unit=share_unit,
+            share_mappings=MAX_SEQUENCES if share_unit else 0,
         )
 
     def keep(self, ranges: tuple[LayerRange, ...], progress: Progress, stopped: StopCheck) -> tuple[LayerRange, ...]:
@@ -216,10 +219,24 @@ class FakeExecutor:
     def fork(self, sequence: int, source: int, position: int, limit: int, *, may_share: bool = True) -> None:
         own = self.chains[source].items()
         self.shared.release(sequence)
+        if may_share and self.refuses_to_share and self.shared.fork_stop(source, position):
+            self.release(sequence)
+            raise KvFull(f"sequence {sequence} can't share positions of {source}, as the plan counts")
         if may_share:
             self.shared.fork(sequence, source, position)
         self.chains[sequence] = {layer: chain[:position] for layer, chain in own if layer in self._own_layers()}
         self.limits[sequence] = limit
+
+    def share(self, sequence: int, source: int, position: int, *, is_mapped: bool) -> None:
+        if self.refuses_to_share:
+            raise KvFull(f"sequence {sequence} can't share positions of {source}, as the plan counts")
+        if not self.shared.inherited(sequence):
+            self.shared.fork(sequence, source, position)
+        for layer in sorted(self._own_layers()) if is_mapped else ():
+            mine, other = self.chains[sequence].setdefault(layer, []), self.chains[source][layer][:position]
+            if len(other) < position or mine[:position] != other[: len(mine)]:
+                raise IllegalMove(f"sequence {sequence} layer {layer}: its positions are not those of {source}")
+            mine[:position] = other
 
     def shrink(self, sequence: int, limit: int) -> None:
         self.truncate(sequence, limit)
@@ -334,8 +351,8 @@ class FakeExecutor:
         return hidden
 
     def _discard_from(self, sequence: int, stop: int, layers: LayerRange) -> None:
-        """Discard the positions from ``stop`` on, as writing a block of a real cache does."""
-        self._stop_sharing(sequence, stop)
+        """Discard the positions from ``stop`` on, as writing a block of a real cache does. Shared ones are computed
+        again by the next chunks."""
         for layer in range(layers.first, layers.stop):
             del self.chains[sequence][layer][stop:]
 

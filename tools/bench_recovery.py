@@ -12,7 +12,7 @@ stall      the longest gap between two tokens of running answers when the middle
 overhead   decoding with logs and beats against the same without, in turns.
 
 Five more compare a swarm with copies of keys and values (`plan.standby_kv = neighbours`) with one without, in turns.
-Each row has its goal.
+Each row has its goal, and is shown on stderr as soon as it is measured; the table comes at the end.
 
 copies     the stall after a kill, and by how much it grows with each further position.
 cost       the part of the throughput that copies take, for each of `--decoding` sequences.
@@ -32,11 +32,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench_lib import BenchError, add_model_options, model_of, numbers, report
+from bench_lib import BenchError, add_model_options, model_of, note, numbers, report
 from recovery_changes import change_rows, newcomer_rows
 from recovery_copies import both_sides, cost_rows, stall_rows, with_context
 from recovery_detection import CLASSES, detection
-from recovery_goals import COLUMNS, Figure
+from recovery_goals import COLUMNS, Figure, Figures
 from recovery_overhead import Paired, halves, overhead
 from recovery_stall import PARTS, WAYS, Case, Outcome, stall
 from recovery_swarm import STAGES, Parts, percentile
@@ -149,27 +149,25 @@ async def measured(arguments: argparse.Namespace, model: Path) -> tuple[list[Tab
 
 async def copies_measured(arguments: argparse.Namespace, model: Path) -> tuple[list[Figure], dict[str, Any]]:
     """Make the measurements that compare a swarm with copies with one without."""
-    rows: list[Figure] = []
+    figures = Figures(note)
     raw: dict[str, Any] = {}
     cases, rounds, demo = copy_cases(arguments), arguments.rounds, arguments.demo
     largest = max(cases, key=lambda case: (case.sequences, case.context))
     pairs, tokens = arguments.pairs or (6 if demo else 2), arguments.tokens or (480 if demo else 64)
-    measurements: dict[str, Callable[[dict[str, Parts]], Awaitable[tuple[list[Figure], dict[str, Any]]]]] = {
-        "cost": lambda swarms: cost_rows(swarms, arguments.decoding, pairs, tokens, demo=demo),
-        "copies": lambda swarms: stall_rows(swarms, cases, rounds, demo=demo),
-        "drain": lambda swarms: change_rows(swarms, "drain", largest, rounds),
-        "deaths": lambda swarms: change_rows(swarms, "deaths", largest, rounds),
+    measurements: dict[str, Callable[[dict[str, Parts]], Awaitable[dict[str, Any]]]] = {
+        "cost": lambda swarms: cost_rows(swarms, arguments.decoding, pairs, tokens, figures, demo=demo),
+        "copies": lambda swarms: stall_rows(swarms, cases, rounds, figures, demo=demo),
+        "drain": lambda swarms: change_rows(swarms, "drain", largest, rounds, figures),
+        "deaths": lambda swarms: change_rows(swarms, "deaths", largest, rounds, figures),
     }
     chosen = {name: measure for name, measure in measurements.items() if name in arguments.what}
     if chosen:
         async with both_sides(with_context(model, max(map(longest, cases)))) as swarms:
             for name, measure in chosen.items():
-                more, raw[name] = await measure(swarms)
-                rows += more
+                raw[name] = await measure(swarms)
     if "newcomer" in arguments.what:
-        more, raw["newcomer"] = await newcomer_rows(model, rounds)
-        rows += more
-    return rows, raw
+        raw["newcomer"] = await newcomer_rows(model, rounds, figures)
+    return figures.rows, raw
 
 
 def copy_cases(arguments: argparse.Namespace) -> list[Case]:

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Measure what a broker's death costs, and what its journal costs while it lives.
+"""Measure what a death of the broker or of everything costs, and what the journal costs while the broker lives.
 
 Broker and three workers are processes of their own. ``restart``: answers run, the broker is killed (SIGKILL) and
 started again at once; told is how long until the next token, until everybody has one, and how much was computed again;
-the tokens must be those of an undisturbed run. ``acceptance``: from a request to the word that it is accepted, with its
-sync, one after the other. ``overhead``: decoding with a journal and without, in turns.
+the tokens must be those of an undisturbed run. ``disk``: all processes are killed and started again; told is the time
+to the first token of a long prompt that was answered before, with ``worker.spill`` and without. ``acceptance``: from a
+request to the word that it is accepted, with its sync, one after the other. ``overhead``: decoding with a journal and
+without, in turns.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from bench_lib import (
 from bench_swarm import answers
 from recovery_overhead import halves, paired
 from recovery_swarm import Parts, percentile
+from restart_disk import disk
 
 from swarm.demo import model_path
 from swarm.params import SamplingParams
@@ -44,7 +47,7 @@ from swarm.wire.codec import CLIENT, SERVER
 from swarm.wire.dealer import ConnectionEvent, DealerChannel
 from swarm.wire.messages import Accepted, Submit
 
-WHAT = ("restart", "acceptance", "overhead")
+WHAT = ("restart", "disk", "acceptance", "overhead")
 BEFORE = 24  # tokens of each answer before the kill
 AFTER = 40
 WAIT_S = 600.0
@@ -205,20 +208,24 @@ def main() -> None:
     parser.add_argument("--demo", action="store_true", help="the embedded model")
     parser.add_argument("--what", choices=WHAT, default="restart")
     parser.add_argument("--sequences", type=numbers, default=(1, 16, 64), metavar="N,N", help="for restart")
-    parser.add_argument("--rounds", type=int, default=3, help="kills of each size")
+    parser.add_argument("--rounds", type=int, default=3, help="kills of each size, or of each side")
+    parser.add_argument("--positions", type=int, default=4000, help="of the prompt, for disk")
     parser.add_argument("--times", type=int, default=200, help="acceptances")
     parser.add_argument("--pairs", type=int, default=10, help="for overhead")
     parser.add_argument("--tokens", type=int, default=128, help="for overhead")
     parser.add_argument("--json", action="store_true", help="print JSON, with every sample")
     arguments = parser.parse_args()
-    model = Path(model_path()) if arguments.demo else model_of(arguments)
+    shape = "200m" if arguments.what == "disk" else "1.1b"
+    model = Path(model_path()) if arguments.demo else model_of(arguments, shape)
     measured = {
         "restart": lambda: restart(model, arguments.sequences, arguments.rounds),
+        "disk": lambda: disk(model, arguments.positions, arguments.rounds),
         "acceptance": lambda: acceptance(model, arguments.times),
         "overhead": lambda: overhead(model, arguments.pairs, 16, arguments.tokens),
     }[arguments.what]
     rows, facts = run(measured())
-    tell(rows, f"the broker's {arguments.what}", {"model": str(model), **facts}, as_json=arguments.json)
+    title = "a restart of everything" if arguments.what == "disk" else f"the broker's {arguments.what}"
+    tell(rows, title, {"model": str(model), **facts}, as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 from bench_lib import note, random_prompt, turns, vocabulary_of
 from bench_swarm import START_S, Body, Processes, Stream
 from recovery_copies import SIDES, Run, stall_of
-from recovery_goals import DEATHS_REPLAYED, DRAIN_GAP, DRAIN_REPLAYED, GAIN_ERROR, Facts, Figure, gain_error
+from recovery_goals import DEATHS_REPLAYED, DRAIN_GAP, DRAIN_REPLAYED, GAIN_ERROR, Facts, Figure, Figures, gain_error
 from recovery_overhead import throughput
 from recovery_stall import Case
 from recovery_swarm import STAGES, Parts
@@ -228,10 +228,8 @@ KINDS: dict[str, Callable[[str, Parts, Run], Awaitable[Change]]] = {
 }
 
 
-async def change_rows(
-    swarms: dict[str, Parts], what: str, case: Case, rounds: int
-) -> tuple[list[Figure], dict[str, Any]]:
-    """Measure a drain, or two deaths, on both sides in turns."""
+async def change_rows(swarms: dict[str, Parts], what: str, case: Case, rounds: int, figures: Figures) -> dict[str, Any]:
+    """Measure a drain, or two deaths, on both sides in turns. Return the samples."""
     run = Run.of(swarms["off"].model, case)
     samples: dict[str, list[Change]] = {side: [] for side in swarms}
     for side, _ in list(turns(swarms, rounds))[len(swarms) :]:
@@ -241,8 +239,9 @@ async def change_rows(
         for change in changes:
             change.gap_s -= run.usual_s
             note(f"{what}, copies {side}: {change}")
-    rows = list(drain_figures(case, samples) if what == "drain" else death_figures(case, samples))
-    return rows, {side: list(map(asdict, changes)) for side, changes in samples.items()}
+    for row in drain_figures(case, samples) if what == "drain" else death_figures(case, samples):
+        figures.add(row)
+    return {side: list(map(asdict, changes)) for side, changes in samples.items()}
 
 
 def both(samples: Mapping[str, Sequence[T]], figure: Callable[[T], float]) -> tuple[list[float], list[float]]:
@@ -276,12 +275,14 @@ def death_figures(case: Case, samples: Mapping[str, Sequence[Change]]) -> list[F
     ]
 
 
-async def newcomer_rows(model: Path, rounds: int) -> tuple[list[Figure], dict[str, Any]]:
-    """Measure a newcomer, with copies and without in turns."""
+async def newcomer_rows(model: Path, rounds: int, figures: Figures) -> dict[str, Any]:
+    """Measure a newcomer, with copies and without in turns. Return the samples."""
     samples: dict[str, list[Newcomer]] = {"on": [], "off": []}
     for side, _ in list(turns(samples, rounds))[len(samples) :]:
         samples[side].append(await newcomer(model, side))
-    return newcomer_figures(samples), {side: list(map(asdict, found)) for side, found in samples.items()}
+    for row in newcomer_figures(samples):
+        figures.add(row)
+    return {side: list(map(asdict, found)) for side, found in samples.items()}
 
 
 def newcomer_figures(samples: Mapping[str, Sequence[Newcomer]]) -> list[Figure]:

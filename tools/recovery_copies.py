@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from bench_lib import BenchError, note, random_prompt, turns, vocabulary_of
 from bench_swarm import Body, Stream, answers, check_tokens
-from recovery_goals import Facts, Figure, cost_goal, longest_gaps, slope, slope_goal, stall_goal
+from recovery_goals import Facts, Figure, Figures, cost_goal, longest_gaps, slope, slope_goal, stall_goal
 from recovery_overhead import halves, paired
 from recovery_stall import PARTS, Case, Way, one_kill, usual_gap
 from recovery_swarm import Parts
@@ -202,9 +202,9 @@ async def kill_once(side: str, parts: Parts, run: Run) -> Kill:
 
 
 async def stall_rows(
-    swarms: dict[str, Parts], cases: list[Case], rounds: int, *, demo: bool
-) -> tuple[list[Figure], dict[str, Any]]:
-    """Kill in every case, on both sides in turns."""
+    swarms: dict[str, Parts], cases: list[Case], rounds: int, figures: Figures, *, demo: bool
+) -> dict[str, Any]:
+    """Kill in every case, on both sides in turns. Return the samples."""
     samples: dict[Case, dict[str, list[Kill]]] = {}
     for case in cases:
         run = Run.of(swarms["off"].model, case)
@@ -216,12 +216,12 @@ async def stall_rows(
             for kill in own:
                 kill.stall_s -= run.usual_s
                 note(f"{case.name}, copies {side}: {kill}")
-    rows = [_stall_row(case, kills, demo=demo) for case, kills in samples.items()]
-    rows += list(_slope_rows(samples))
-    raw = {
+        figures.add(_stall_row(case, kills, demo=demo))
+    for row in _slope_rows(samples):
+        figures.add(row)
+    return {
         case.name: {side: [vars(kill) for kill in kills] for side, kills in of.items()} for case, of in samples.items()
     }
-    return rows, raw
 
 
 def _stall_row(case: Case, kills: dict[str, list[Kill]], *, demo: bool) -> Figure:
@@ -264,17 +264,16 @@ def _slope_rows(samples: dict[Case, dict[str, list[Kill]]]) -> list[Figure]:
 
 
 async def cost_rows(
-    swarms: dict[str, Parts], sequences: tuple[int, ...], pairs: int, tokens: int, *, demo: bool
-) -> tuple[list[Figure], dict[str, Any]]:
-    """Decode on both sides in turns: the part of the throughput that copies take."""
-    rows: list[Figure] = []
+    swarms: dict[str, Parts], sequences: tuple[int, ...], pairs: int, tokens: int, figures: Figures, *, demo: bool
+) -> dict[str, Any]:
+    """Decode on both sides in turns: the part of the throughput that copies take. Return the samples."""
     raw: dict[str, Any] = {}
     for num in sequences:
         found = await paired(swarms["on"], swarms["off"], pairs, num, tokens)
         low, high = halves(found.costs)
         also = {"half between": f"{low:.1%} and {high:.1%}", "cpu": f"{median(found.computed):+.1%}"}
         costs = [cost * 100 for cost in found.costs]
-        rows.append(Figure(f"throughput lost, {num} × decode", "%", costs, [], cost_goal(demo=demo), dict(also)))
+        figures.add(Figure(f"throughput lost, {num} × decode", "%", costs, [], cost_goal(demo=demo), dict(also)))
         raw[str(num)] = {
             "costs": found.costs,
             "computed": found.computed,
@@ -282,4 +281,4 @@ async def cost_rows(
             "off": found.off.rates,
         }
         note(f"{num} sequences: on {found.on.rates} off {found.off.rates} tokens/s")
-    return rows, raw
+    return raw

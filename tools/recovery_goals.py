@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -46,6 +46,23 @@ class Figure:
         facts = ", ".join(f"{name} {_short(value)}" for name, value in self.also.items())
         sides = [f"{_short(median(side))} {self.unit}" if side else "–" for side in (self.on, self.off)]
         return [self.case, *sides, "–" if self.goal is None else self.goal.text, verdict, facts]
+
+    def line(self) -> str:
+        """Return the row as one line."""
+        case, on, off, goal, met, facts = self.cells()
+        return f"{case}: on {on}, off {off}, goal {goal}, met {met}" + (f", {facts}" if facts else "")
+
+
+@dataclass
+class Figures:
+    """Rows measured so far. Each is also shown as a line at once, so that a run that is cut short leaves its rows."""
+
+    show: Callable[[str], None]
+    rows: list[Figure] = field(default_factory=list)
+
+    def add(self, row: Figure) -> None:
+        self.rows.append(row)
+        self.show(row.line())
 
 
 COLUMNS = ("case", "copies on", "copies off", "goal", "met", "facts")

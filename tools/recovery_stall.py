@@ -152,7 +152,8 @@ async def stall(model: Path, ways: list[str], cases: list[Case], repetitions: in
                     killed = await one_kill(parts, way, prompts[case])
                     check_tokens(killed["streams"], calm[case], way.name)
                     found.append(_outcome(way, case, usual_s, killed))
-                    note(f"{way.name}, {case.name}: {found[-1].stall_s * 1e3:.0f} ms")
+                    split = ", ".join(f"{part} {(found[-1].split[part] or 0.0) * 1e3:.1f}" for part in PARTS)
+                    note(f"{way.name}, {case.name}: {found[-1].stall_s * 1e3:.1f} ms; {split}")
     return found
 
 

@@ -61,6 +61,7 @@ _NODE_HIDDEN = {"incarnation", "endpoint", "kv_used", "kv_capacity", "cores", "k
     "here_for_s",
     "warming",  # Shown by swarmctl standby and plan.
     "copies",
+    "spill",  # Printed below the table.
 }
 _STAGE_COLUMNS: tuple[Column, ...] = (
     ("worker", "worker"),
@@ -116,6 +117,7 @@ def nodes(body: Body) -> RenderableType:
         *_render_evidence(workers),
         *_render_kernels(workers, "name"),
         *_render_doubts(workers),
+        *_render_spill(workers),
         *_render_refused(body),
     )
     return Group(_add_unknown_fields(table, body, {"workers", "refused"}), *parts)
@@ -311,6 +313,20 @@ def _render_evidence(workers: Sequence[Body]) -> list[RenderableType]:
         if reasons:
             lines.append(Text(f"· {worker.get('name')} is {worker.get('verdict') or 'there'}: {'; '.join(reasons)}"))
     return lines
+
+
+def _render_spill(workers: Sequence[Body]) -> list[RenderableType]:
+    """Render what each worker has on disk. Workers of one machine share the folder."""
+    return [
+        Text(
+            f"· {worker.get('name')}: {format_value('num_bytes', spill.get('num_bytes'))} of "
+            f"{format_value('limit_bytes', spill.get('limit_bytes'))} of keys and values on disk; it has written "
+            f"{spill.get('chunks_written')} chunks, read {spill.get('chunks_read')}, and restored "
+            f"{spill.get('restored_positions')} positions"
+        )
+        for worker in workers
+        if isinstance(spill := worker.get("spill"), Mapping)
+    ]
 
 
 def _join_columns(worker: Body) -> Body:

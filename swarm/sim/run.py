@@ -25,7 +25,7 @@ STALLED_S = 80.0
 RECOVERED_S = 12.0  # after the last fault: every worker is a member again, and a plan serves
 # the same for workers that sent numbers which are not finite, or failed: the broker readmits them after a pause
 PAUSED_S = 40.0
-PAUSED: frozenset[str] = frozenset({"poison", "compute_fails", "device_breaks", "request_fails"})
+PAUSED: frozenset[str] = frozenset({"poison", "compute_fails", "device_breaks", "request_fails", "kv_unshared"})
 CHECK_S = 0.1  # between two checks whether everything has ended
 SETTLE_S = 2.0
 UNSETTLED_S = 10.0  # limit of the wait for a plan that is being changed: released sequences are still stored meanwhile
@@ -50,6 +50,7 @@ class Outcome:
     num_kept: int  # positions that a broker adopted from stages that had survived its predecessor
     num_copied: int  # parts of keys and values that workers stored for others
     num_adopted: int  # layers × positions that stages took over from copies
+    num_differences: int  # reports of workers that hold other than what was counted
     num_restored: int  # positions that were read from disk instead of computed
     faults: dict[str, int]  # number of faults of each kind that struck
     failure: str | None
@@ -97,6 +98,7 @@ def _run(seed: int, *, faults: bool, spills: bool) -> Outcome:
         num_kept=cluster.promise_check.num_adopted if cluster is not None else 0,
         num_copied=cluster.kv_check.num_parts if cluster is not None else 0,
         num_adopted=cluster.kv_check.num_adopted if cluster is not None else 0,
+        num_differences=int(counters.get("differences", 0)),
         num_restored=int(counters.get("restored_positions", 0)),
         faults=dict(sorted(cluster.fault_counts.items())) if cluster is not None else {},
         failure=failure,
@@ -163,7 +165,8 @@ def _revoke(cluster: Cluster, submit: Submit) -> None:
 
 def _play(world: World, cluster: Cluster, schedule: Schedule) -> None:
     quiet_from = schedule.quiet_from
-    recover_by = quiet_from + (PAUSED_S if any(f.kind in PAUSED for f in schedule.faults) else RECOVERED_S)
+    may_pause = cluster.spill_disk is not None or any(fault.kind in PAUSED for fault in schedule.faults)
+    recover_by = quiet_from + (PAUSED_S if may_pause else RECOVERED_S)
     recovered, progress, progressed_at = False, 0.0, quiet_from
     look_at = quiet_from + CHECK_S
     while world.play_until(look_at, MAX_EVENTS):

@@ -132,6 +132,17 @@ class ForkSequence:
 
 
 @dataclass(frozen=True, slots=True)
+class SharePrefix:
+    """Count the first ``position`` positions of a sequence as shared with another one. ``is_mapped``: the source has
+    them in all layers in use, and from now on both use its memory."""
+
+    sequence: int
+    source: int
+    position: int
+    is_mapped: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ShrinkSequence:
     """Cut a sequence to ``limit`` positions, and free the memory reserved beyond them."""
 
@@ -336,7 +347,9 @@ class WriteStageLog:
 
 
 # actions that change a sequence's memory
-SequenceAction = OpenSequence | ForkSequence | ShrinkSequence | TruncateSequence | ReleaseSequence | StoreKv | DropKv
+SequenceAction = (
+    OpenSequence | ForkSequence | SharePrefix | ShrinkSequence | TruncateSequence | ReleaseSequence | StoreKv | DropKv
+)
 
 
 def apply_to_executor(executor: Executor, action: SequenceAction) -> None:
@@ -346,6 +359,8 @@ def apply_to_executor(executor: Executor, action: SequenceAction) -> None:
             executor.open(sequence, limit)
         case ForkSequence(sequence, source, position, limit, may_share):
             executor.fork(sequence, source, position, limit, may_share=may_share)
+        case SharePrefix(sequence, source, position, is_mapped):
+            executor.share(sequence, source, position, is_mapped=is_mapped)
         case ShrinkSequence(sequence, limit):
             executor.shrink(sequence, limit)
         case TruncateSequence(sequence, position):

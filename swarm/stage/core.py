@@ -294,7 +294,7 @@ class StageCore:
         if step.replay:
             problem = self.replays.add(step, event.hidden)
             if problem is not None:
-                self._report_error(problem)
+                self._report_error(problem, misplaced=True)
             return
         dropped = self.steps.add(event, now)
         if dropped is not None:
@@ -319,14 +319,14 @@ class StageCore:
             problem = self.runner.start(self.layers, now)
             if problem is not None:
                 self._abandon_work("refused", now)
-                self._report_error(f"step {step.step} of epoch {step.epoch}: {problem}", step=step.step)
+                self._report_error(f"step {step.step} of epoch {step.epoch}: {problem}", misplaced=True, step=step.step)
                 return
         if self.runner.running is None and self.layers is not None and not self.is_parked:
             result = self.replays.start(self.layers)
             if isinstance(result, Compute):
                 self._actions.append(result)
             elif result is not None:
-                self._report_error(result)
+                self._report_error(result, misplaced=True)
 
     @property
     def has_idle_work(self) -> bool:
@@ -436,10 +436,18 @@ class StageCore:
             self._report_error(missing, damaged=True)
 
     def _report_error(
-        self, reason: str, *, damaged: bool = False, kv_overfull: bool = False, step: int | None = None
+        self,
+        reason: str,
+        *,
+        damaged: bool = False,
+        kv_overfull: bool = False,
+        misplaced: bool = False,
+        step: int | None = None,
     ) -> None:
         epoch = self.active if self.active is not None else self.fence
-        self.faults.report_error(epoch, reason, damaged=damaged, kv_overfull=kv_overfull, step=step)
+        self.faults.report_error(
+            epoch, reason, damaged=damaged, kv_overfull=kv_overfull, misplaced=misplaced, step=step
+        )
 
     def _count(self, name: str, amount: float = 1) -> None:
         self.counters[name] = self.counters.get(name, 0) + amount

@@ -274,6 +274,7 @@ class EpochManager:
         # of layers that were the stage's own, nothing is kept as a copy
         kept = layers_of(self.pending_plan.standby) - layers_of(() if before is None else (before,))
         self.store.keep_only(order.live, prepared.layers, kept)
+        self.store.prefixes.start_plan(order.shared, prepared.layers)
         self.exchange.on_activated()
         self.actions.append(OpenEdge(order.epoch, prepared.edge))
         self.downstream_key = public_key_in(address_and_key(prepared.edge.endpoint)[1])

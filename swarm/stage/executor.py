@@ -184,6 +184,13 @@ class Executor(Protocol):
         Raises ``KvFull`` if a copy would take memory that the broker does not count; then the sequence is not open.
         """
 
+    def share(self, sequence: int, source: int, position: int, *, is_mapped: bool) -> None:
+        """Count the first ``position`` positions of a sequence as shared with another one, once under a plan.
+
+        ``is_mapped``: the source has them in all layers in use; the sequence, which has the same positions or none in
+        each layer, has them from now on, in the same memory. Raises ``KvFull`` if they can't be shared.
+        """
+
     def shrink(self, sequence: int, limit: int) -> None:
         """Cut a sequence to ``limit`` positions and free the memory reserved beyond them."""
 

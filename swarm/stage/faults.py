@@ -129,6 +129,7 @@ class FaultHandler:
         not_finite: NotFinite | None = None,
         failed: StepFailure | None = None,
         kv_overfull: bool = False,
+        misplaced: bool = False,
         step: int | None = None,
     ) -> None:
         """Report to the broker that the data path of this epoch broke here.
@@ -145,6 +146,7 @@ class FaultHandler:
             not_finite=not_finite,
             failed=failed,
             kv_overfull=kv_overfull,
+            misplaced=misplaced,
         )
         self.actions.append(SendToBroker(message))
 

@@ -137,7 +137,11 @@ class ReplayQueue:
                 for row, held in zip(rows, stored, strict=True)
                 for token in held.history[row.start : row.start + row.count]
             ),
-            open=tuple(held.open for row, held in zip(rows, stored, strict=True) if row.start == 0),
+            open=tuple(
+                held.open
+                for row, held in zip(rows, stored, strict=True)
+                if row.start in (0, self.store.prefixes.position(row.sequence))
+            ),
             replay=True,
             through=order.through,
             alone=order.alone,
@@ -226,6 +230,8 @@ class ReplayQueue:
         step = needed.step
         for row in step.rows:
             held = self.store.sequences[row.sequence]
+            if held.min_position(own) < row.start:
+                self.store.prefixes.apply(row.sequence, layers)
             if row.start + row.count > held.open.limit:
                 return f"a replay of sequence {row.sequence} would outgrow its limit of {held.open.limit}"
             if held.min_position(own) < row.start:

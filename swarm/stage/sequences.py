@@ -20,6 +20,7 @@ from swarm.stage.executor import Batch, SampleJob
 from swarm.stage.kv_copies import KvCopies, KvCopy, count_equal
 from swarm.stage.log import ActivationLog
 from swarm.stage.proposals import proposed_counts
+from swarm.stage.shared_prefixes import SharedPrefixes
 from swarm.wire.digests import prefix_digests
 from swarm.wire.messages import HeldSequence, LayerRange, Open, RangePosition, Row, SequencePosition, Step
 
@@ -159,9 +160,11 @@ class SequenceStore:
     actions: list[Action]
     sequences: dict[int, StoredSequence] = field(default_factory=dict)
     copies: KvCopies = field(init=False)
+    prefixes: SharedPrefixes = field(init=False)
 
     def __post_init__(self) -> None:
         self.copies = KvCopies(self.actions, self.sequences)
+        self.prefixes = SharedPrefixes(self.actions, self.sequences)
 
     def inventory(self) -> tuple[HeldSequence, ...]:
         """Return the stored sequences, for Activated, without retired ones.
@@ -285,6 +288,8 @@ class SequenceStore:
         """Open a sequence that is about to be rebuilt, with no positions."""
         self._reserve(item)
         self.sequences[item.sequence] = StoredSequence(item, list(item.tokens), [RangePosition(layers, 0)])
+        if self.prefixes.position(item.sequence):
+            self.log.expect(item.sequence, layers.stop)
 
     def _reserve(self, item: Open) -> None:
         """Reserve the sequence's memory, unless copies of other layers have done so."""

@@ -36,7 +36,6 @@ DATA_QUEUE: Final = 4  # Messages, each up to many MB; the broker also bounds th
 _HANDSHAKE_S: Final = 3.0
 # Kernel buffer between two processes on this host, if the kernel allows it; TCP buffers grow to about this size.
 _UNIX_BUFFER_BYTES: Final = 4 << 20
-_CLOSE_S: Final = 1.0
 _COPY_BELOW: Final = 64 << 10  # Frames of unsent messages below this size are copied.
 _ENCRYPT_IN_BACKGROUND: Final = 64 << 10  # Encrypting more than this takes longer than waking the background thread.
 
@@ -142,12 +141,16 @@ class PushChannel:
         return None
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close the connection. Accepted messages may still be sent for ``linger_s``, in the background."""
+        """Close the connection. Accepted messages may still be sent for ``linger_s``, in the background.
+
+        Without it, nothing is sent once this returns. The background thread ends by itself: waiting for it on busy
+        cores would delay a stage that changes its neighbour.
+        """
         with self._lock:
             self._closes_at = time.monotonic() + linger_s
+            if not linger_s:
+                self._drop_connection()
         self._wakeup.set()
-        if not linger_s:
-            self._thread.join(_CLOSE_S)
         self._release_wakeups()
 
     @property
@@ -187,7 +190,7 @@ class PushChannel:
                     session = self._handshake(made, PlainClient(self._key) if is_nearby else self._new_mechanism())
                     self._try_unix, pause_s = True, PAUSE_S
                     self._serve(made, session)
-                # The wake-up for closing is already consumed, and ``close`` waits for this thread.
+                # The wake-up for closing is already consumed: no pause then.
                 if self._is_closed():
                     break
                 wait_for_any(time.monotonic() + pause_s, self._wakeup)

@@ -78,6 +78,20 @@ class SharedPositions:
         holder = self._holders.get(sequence)
         return 0 if holder is None else holder.stop
 
+    def inherited(self, sequence: int) -> tuple[HeldRun, ...]:
+        """Return the runs that the sequence shares since its fork."""
+        holder = self._holders.get(sequence)
+        return () if holder is None else holder.inherited
+
+    def common_stop(self, sequence: int, other: int) -> int:
+        """Return the position up to which two sequences hold the same chunks."""
+        stop = 0
+        for (run, end), (other_run, other_end) in zip(self.runs(sequence), self.runs(other), strict=False):
+            if run is not other_run:
+                break
+            stop = min(end, other_end)
+        return stop
+
     def runs(self, sequence: int) -> tuple[HeldRun, ...]:
         """Return the runs of the sequence, in the order of their positions and without gaps."""
         holder = self._holders.get(sequence)

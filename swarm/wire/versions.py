@@ -50,6 +50,7 @@ ADDED: Final[Mapping[int, Mapping[str, bool]]] = {
         "description.manifest.shared_bytes": True,
         "description.manifest.weights": True,
         "activate.share_unit": False,
+        "activate.shared": False,
         "activated.copies": True,
         "hello.bits": True,
         "hello.kv_endpoint": True,
@@ -78,6 +79,7 @@ ADDED: Final[Mapping[int, Mapping[str, bool]]] = {
         "snapshot.submit.speculation": True,
         "submit.speculation": True,
         "trouble.kv_overfull": True,
+        "trouble.misplaced": True,
     },
 }
 

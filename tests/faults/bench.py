@@ -245,19 +245,16 @@ class Bench:
     # --- harm --------------------------------------------------------------------------------------------------------
 
     async def arm(self, place: int, faults: str) -> str:
-        """Failpoints for the worker at this place of the pipe (-1: the last); returns its name. They count from now on,
-        whatever it went through to get there: where a newcomer comes to is the plan's affair, so who is in its place is
-        started again until it has moved."""
-        name = (await self.order())[1]
-        begun = self.swarm.trace.with_name(f"begun.{time.monotonic_ns()}")
-        self.swarm.start_again(name, faults, **{FROM_VARIABLE: str(begun)})
-        for _ in range(7):
-            there = (await self.settled_order())[place]
-            if there == name:
-                begun.touch()
-                return name
-            self.swarm.start_again(there)
-        raise AssertionError(f"{name} does not come to place {place}: {await self.order()}")
+        """Start the worker at this place of the pipeline (-1: the last) again with failpoints, which count from now on;
+        return its name. The plan may give the new process another place. Then the worker that is there instead is
+        started again, too, and so on: at the latest when all have failpoints, the right one has. Those of the others
+        never count."""
+        begun: dict[str, Path] = {}  # by worker: file whose presence makes its failpoints count
+        while (there := (await self.settled_order())[place]) not in begun:
+            begun[there] = self.swarm.trace.with_name(f"begun.{time.monotonic_ns()}")
+            self.swarm.start_again(there, faults, **{FROM_VARIABLE: str(begun[there])})
+        begun[there].touch()
+        return there
 
     async def settled_order(self) -> list[str]:
         """The order once it serves. Where fewer stages do, too, whoever comes later may yet be given a part: then once

@@ -123,13 +123,41 @@ def test_who_closes_while_nobody_is_there_waits_for_nobody() -> None:
 
 
 def test_who_closes_a_connection_does_not_pause_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pause is for who wants to connect again; a stage that changes its neighbour waits for this."""
+    """The pause is for who wants to connect again; the thread and its descriptors are gone at once."""
     monkeypatch.setattr("swarm.wire.push.PAUSE_S", 10 * SOON_S)
     pull = PullChannel(HOST, LIMIT)
     push = PushChannel(pull.endpoint)
     assert sent(push, pull, b"step") == [b"step"]
     push.close()
+    push._thread.join(SOON_S)
     assert not push._thread.is_alive()
+    pull.close()
+
+
+def test_closing_waits_for_no_thread_and_sends_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On busy cores the background thread may be late; a stage that changes its neighbour does not wait for it, and the
+    former neighbour gets nothing of what was accepted and not sent."""
+    pull = PullChannel(HOST, LIMIT)
+    push = PushChannel(pull.endpoint)
+    assert sent(push, pull, b"step") == [b"step"]
+    is_late, goes_on = threading.Event(), threading.Event()
+    real = PushChannel._serve_once
+
+    def late(self: PushChannel, sock: socket.socket) -> bool:
+        is_late.set()
+        assert goes_on.wait(SOON_S)
+        return real(self, sock)
+
+    monkeypatch.setattr(PushChannel, "_serve_once", late)
+    while push.send([bytes(6_000_000)]):  # until the kernel takes no more, and the thread has the rest
+        pass
+    assert is_late.wait(SOON_S)
+    push.close()
+    assert push._thread.is_alive()
+    goes_on.set()
+    push._thread.join(SOON_S)
+    assert not push._thread.is_alive()
+    assert not pull.wait(0.2)  # a part of a message is none
     pull.close()
 
 

@@ -15,7 +15,7 @@ from swarm.errors import ModelError
 from swarm.params import SamplingParams
 from swarm.stage import native
 from swarm.stage.attention import function as attention
-from swarm.stage.engine import selfcheck, torch_executor
+from swarm.stage.engine import model_kernels, selfcheck
 from swarm.stage.engine.kernel_report import describe_kernels
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.matmul.linears import choose_kernel, is_efficient
@@ -151,7 +151,7 @@ def test_small_mistakes_are_beyond_what_float32_gives(
 ) -> None:
     """Control: a thousandth too much, or one position too many, is ten times further off than the bound."""
     for check in ("check_cut", "check_kernels"):
-        monkeypatch.setattr(torch_executor, check, nothing)  # they would notice before we do
+        monkeypatch.setattr(model_kernels, check, nothing)  # they would notice before we do
     mistake(monkeypatch)
     truth = truth_of(folders(kind), TOKENS)
     off = truth.off(logits_beside_a_stranger(Cutter().cut(folders(kind), (0, 3, 6))))

@@ -202,6 +202,22 @@ def test_layers_kept_for_others(llama: Path) -> None:
         prepared_with(executor, LayerRange(0, 4), (LayerRange(4, 6),))
 
 
+def test_a_takeover_computes_no_rotary_table_again(llama: Path) -> None:
+    """All stages of a worker share them: the tables of a new stage, or of a part of it for a replay, would take longer
+    than the first step itself."""
+    executor = ready(llama, LayerRange(0, 3))
+    executor.keep((LayerRange(3, 5),), nothing, lambda _: False)
+    executor.open(1, 64)
+    hidden = step(executor, 0, 40).hidden
+    misses = executor.stats()["rope_misses"]
+    executor.prepare(LayerRange(0, 5), (), 8, nothing)
+    executor.activate(LayerRange(0, 5))
+    replay = Batch((Row(1, 0, 40, False),), np.asarray(TOKENS[:40], np.int64), hidden, (), through=LayerRange(3, 5))
+    executor.forward(replay, never, nothing)
+    step(executor, 40, 1)
+    assert executor.stats()["rope_misses"] == misses
+
+
 def test_keeping_stops_for_what_is_waited_for(llama: Path) -> None:
     """Between two layers, with what is there."""
     executor = ready(llama, LayerRange(0, 2))
@@ -295,7 +311,7 @@ def test_kv_is_counted_in_blocks(llama: Path) -> None:
     assert executor.kv_used() == 0
     assert executor.kv_capacity() % 32 == 0
     per_token = sum(executor.manifest.kv_bytes_per_token[:2])
-    assert executor.kv_capacity() == executor._kv_budget(LayerRange(0, 2), frozenset()) // per_token // 32 * 32
+    assert executor.kv_capacity() == executor._memory.kv_budget(LayerRange(0, 2), frozenset()) // per_token // 32 * 32
 
 
 def test_no_more_is_written_than_there_is_room_for(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from swarm.errors import KvFull
 from swarm.stage import native
-from swarm.stage.attention import shared_slots, sharing
+from swarm.stage.attention import racks, shared_slots, sharing
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import round_up
 from swarm.stage.attention.racks import KvShape
@@ -270,6 +270,128 @@ def test_a_plan_after_many_others_leaves_mappings_for_its_own(monkeypatch: pytes
     assert torch.equal(read(arena, 2, 800), before)
 
 
+# --- prefixes that are shared over a change of plan -------------------------------------------------------------------
+
+HELD = LayerRange(1, 2)  # the layer that stays while the others are computed again
+
+
+def write_layers(arena: KvArena, sequence: int, start: int, stop: int) -> None:
+    """A replay of the layers that are new writes what sequence 0 has."""
+    arena.mark_used(Row(sequence, start, stop - start, False), is_replay=True)
+    for layer, shape in enumerate(SHAPES):
+        if layer != HELD.first:
+            generator = torch.Generator().manual_seed(layer)
+            flat = torch.randn(900 * shape.numbers, generator=generator).to(torch.bfloat16)
+            spare = KvArena(CPU)
+            spare.open(0, LIMIT)
+            own = LayerRange(layer, layer + 1)
+            spare.write_positions(0, own, (0, 900), flat, shapes=[shape], active=own)
+            part = spare.read_positions(0, own, start, stop)
+            arena.write_positions(sequence, own, (start, stop), part, shapes=[shape], active=LAYERS)
+
+
+def test_sequences_that_stay_share_as_before() -> None:
+    """Nothing moves, and the account is the same again."""
+    arena = KvArena(CPU)
+    shared_with(arena, 8)
+    before = [read(arena, sequence, 800) for sequence in range(9)]
+    used, num_bytes = arena.used, _file_bytes(arena)
+    arena.keep_layers(LAYERS)
+    arena.start_sharing(UNIT * 2)
+    assert arena.used > used
+    for sequence in range(1, 9):
+        arena.share(sequence, 0, 768, is_mapped=True)
+        arena.share(sequence, 0, 768, is_mapped=True)
+    assert (arena.used, _file_bytes(arena)) == (used, num_bytes)
+    assert all(torch.equal(read(arena, sequence, 800), before[sequence]) for sequence in range(9))
+    arena.fork(9, 3, 800, LIMIT)
+    assert torch.equal(read(arena, 9, 800), before[3])
+    assert _file_bytes(arena) == num_bytes
+
+
+def test_layers_that_are_new_are_computed_for_the_first_sequence_only() -> None:
+    """The others map its pages, and have their own positions behind them. Memory is taken once."""
+    arena = KvArena(CPU)
+    shared_with(arena, 8)
+    for sequence in range(9):
+        write(arena, sequence, 800, 60, seed=20 + sequence)
+    kept = [arena.read_positions(sequence, HELD, 0, 850) for sequence in range(9)]
+    arena.keep_layers(HELD)
+    arena.keep_layers(LAYERS)
+    arena.start_sharing(UNIT * 2)
+    for sequence in range(1, 9):
+        arena.share(sequence, 0, 768, is_mapped=False)
+    used = arena.used
+    assert used < round_up(900) + 8 * 200
+    write_layers(arena, 0, 0, 860)
+    for sequence in range(1, 9):
+        arena.share(sequence, 0, 768, is_mapped=True)
+        write_layers(arena, sequence, 768, 860)
+        arena.share(sequence, 0, 768, is_mapped=True)
+    assert arena.used == used
+    assert _file_bytes(arena) == 768 * POSITION_BYTES
+    assert all(torch.equal(arena.read_positions(s, HELD, 0, 850), kept[s]) for s in range(9))
+    for layer in (0, 2):
+        parts = [arena.read_positions(sequence, LayerRange(layer, layer + 1), 0, 850) for sequence in range(9)]
+        assert all(torch.equal(part, parts[0]) for part in parts)
+        assert parts[0].any()
+    for sequence in (0, 3, 1, 2, 4, 5, 6, 7, 8):
+        arena.release(sequence)
+    assert arena.used == 0
+
+
+def test_a_sequence_that_leads_others_can_share_itself() -> None:
+    """Sequence 2 shares more with sequence 1 than that with sequence 0."""
+    arena = KvArena(CPU)
+    arena.start_sharing(UNIT)
+    arena.open(0, LIMIT)
+    write(arena, 0, 0, 900, seed=1)
+    arena.fork(1, 0, 400, LIMIT)
+    write(arena, 1, 400, 500, seed=2)
+    arena.fork(2, 1, 800, LIMIT)
+    before = [read(arena, sequence, 800) for sequence in range(3)]
+    used = arena.used
+    arena.keep_layers(LAYERS)
+    arena.start_sharing(UNIT)
+    arena.share(1, 0, 384, is_mapped=True)
+    arena.share(2, 1, 768, is_mapped=True)
+    assert arena.used == used
+    assert all(torch.equal(read(arena, sequence, 800), before[sequence]) for sequence in range(3))
+    arena.release(1)
+    assert torch.equal(read(arena, 2, 800), before[2])
+
+
+@pytest.mark.parametrize("limit", ["mappings", "ranges"])
+def test_a_prefix_that_cannot_be_mapped_again_is_reported(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    arena = KvArena(CPU)
+    shared_with(arena, 2)
+    before = read(arena, 2, 800)
+    arena.keep_layers(HELD)
+    arena.keep_layers(LAYERS)
+    arena.start_sharing(UNIT * 2)
+    write_layers(arena, 0, 0, 860)
+    if limit == "ranges":
+        monkeypatch.setattr(shared_slots, "max_ranges", lambda: 1)
+    else:
+        monkeypatch.setattr(sharing, "map_pages", refuse)
+    with pytest.raises(KvFull, match="sequence 1 can't share the first 768 positions with 0"):
+        arena.share(1, 0, 768, is_mapped=True)
+    monkeypatch.undo()
+    assert not arena.can_share
+    arena.release(1)
+    held = HELD.first
+    assert torch.equal(
+        arena.read_positions(2, HELD, 0, 800), before[_offset(held) : _offset(held) + 800 * SHAPES[held].numbers]
+    )
+
+
+def _offset(layer: int) -> int:
+    return sum(shape.numbers for shape in SHAPES[:layer]) * 800
+
+
 def test_layers_that_leave_give_back_their_part_of_the_file() -> None:
     arena = KvArena(CPU)
     shared_with(arena, 2)
@@ -387,6 +509,46 @@ def test_pages_that_could_not_all_be_mapped_are_freed(monkeypatch: pytest.Monkey
     assert torch.equal(read(arena, 1, 800), read(arena, 0, 800))
     assert not arena._sequences[0].mappings.runs
     monkeypatch.undo()  # it holds the file
+
+
+@pytest.mark.parametrize("does", ["write", "truncate", "shrink", "plan", "release", "cut"])
+def test_a_system_that_maps_nothing_more_costs_memory_only(does: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences keep their shared pages, which are private, and their bytes; a slot that can't be cleared is not used
+    again. It is counted, and the next plan shares nothing."""
+    arena = KvArena(CPU)
+    shared_with(arena, 2)
+    before, beginning = {sequence: read(arena, sequence, 800) for sequence in (0, 1, 2)}, read(arena, 1, 100)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(sharing, "map_pages", refuse)
+    monkeypatch.setattr(racks, "map_pages", refuse)
+    slot = arena._sequences[1].slot
+    if does == "write":
+        arena.mark_used(Row(1, 100, 4, False))
+        write(arena, 1, 100, 4, seed=9)
+    elif does == "truncate":
+        arena.truncate(1, 100)
+    elif does == "cut":
+        arena.truncate(1, 0)
+    elif does == "shrink":
+        arena.shrink(1, 100)
+    elif does == "plan":
+        monkeypatch.setattr(shared_slots, "max_ranges", lambda: 0)
+        arena.start_sharing(0)
+    else:
+        arena.release(1)
+        arena.open(7, LIMIT)
+        assert arena._sequences[7].slot != slot
+    assert arena.num_pages_kept > 0
+    assert not arena.can_share
+    assert all(torch.equal(read(arena, sequence, 800), before[sequence]) for sequence in (0, 2))
+    if does in ("truncate", "plan"):
+        assert torch.equal(read(arena, 1, 100), beginning)
+    for sequence in (0, 1, 2):
+        arena.release(sequence)
+    assert arena.used == 0
 
 
 def test_a_process_that_is_forked_writes_for_itself_only() -> None:

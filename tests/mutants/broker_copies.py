@@ -125,8 +125,8 @@ MUTANTS = (
         name="a-log-with-a-gap-is-used",
         breaks="Lost positions are rebuilt from a log that begins behind the first of them.",
         target="swarm.broker.recovery.rebuild_runs:_find_nearest_log",
-        old="whole = entry.sequence == wanted.sequence and entry.start <= wanted.start and wanted.stop <= entry.stop",
-        new="whole = entry.sequence == wanted.sequence and wanted.stop <= entry.stop",
+        old="serves = entry.sequence == wanted.sequence and entry.start <= wanted.start and enough <= entry.stop",
+        new="serves = entry.sequence == wanted.sequence and enough <= entry.stop",
         caught_by="tests/unit/broker/recovery/test_rebuild.py::test_a_log_without_its_beginning_serves_what_copies_lack",
     ),
     Mutant(

@@ -186,4 +186,20 @@ MUTANTS = (
         new='self.out.note("steps_are_lost", "error", steps=sorted(self.state.in_flight))',
         caught_by="tests/unit/test_warnings.py::test_every_warning_is_explained",
     ),
+    Mutant(
+        name="differences-without-end",
+        breaks="A worker may hold other than what is counted, plan after plan.",
+        target="swarm.broker.members.differences:DifferenceJudge.judge",
+        old="if num_recent < MAX_DIFFERENCES:",
+        new="if True:",
+        caught_by="tests/unit/broker/members/test_differences.py::test_a_worker_that_differs_again_and_again_is_put_out",
+    ),
+    Mutant(
+        name="misplaced-rows-blame-requests",
+        breaks="A row that does not begin where its sequence ends counts against the requests in flight.",
+        target="swarm.broker.members.membership:WorkerMembership._on_data_path_error",
+        old="elif message.kv_overfull or message.misplaced:",
+        new="elif message.kv_overfull:",
+        caught_by="tests/unit/broker/members/test_differences.py",
+    ),
 )

@@ -307,4 +307,20 @@ MUTANTS = (
         new="pass",
         caught_by="tests/unit/stage/test_kv_copies.py::test_what_is_computed_after_copies_is_logged_for_the_next_death",
     ),
+    Mutant(
+        name="prefix-mapped-before-the-source-has-it",
+        breaks="A sequence gets its prefix although the source lacks it in new layers.",
+        target="swarm.stage.shared_prefixes:SharedPrefixes.apply",
+        old="is_mapped = source.min_position(layers) >= link.position",
+        new="is_mapped = True",
+        caught_by="tests/unit/stage/test_shared_prefixes.py::test_a_new_layer_gets_the_prefix_once_the_source_has_it",
+    ),
+    Mutant(
+        name="replay-ends-sharing",
+        breaks="A replay gives a sequence pages of its own.",
+        target="swarm.stage.attention.arena:KvArena.mark_used",
+        old="if row.start < held.mappings.stop and not is_replay:",
+        new="if row.start < held.mappings.stop:",
+        caught_by="tests/model/test_sharing.py::test_layers_that_are_new_are_computed_for_the_first_sequence_only",
+    ),
 )

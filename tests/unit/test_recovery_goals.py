@@ -31,6 +31,16 @@ def test_a_row_without_a_goal_or_samples_has_no_verdict() -> None:
     assert goals.Figure("a drain", "ms", [], [2.0], goals.DRAIN_GAP).is_met is None
 
 
+def test_a_row_is_shown_as_soon_as_it_is_measured() -> None:
+    shown: list[str] = []
+    figures = goals.Figures(shown.append)
+    figures.add(goals.Figure("stall, 1 × 256", "ms", [39.0], [57.0], goals.stall_goal(1, 256, demo=True)))
+    assert shown == ["stall, 1 × 256: on 39 ms, off 57 ms, goal ≤ 40 ms, met yes"]
+    figures.add(goals.Figure("two deaths", "ms", [4.0], [], also={"copied": 12.0}))
+    assert shown[1:] == ["two deaths: on 4 ms, off –, goal –, met –, copied 12"]
+    assert [row.case for row in figures.rows] == ["stall, 1 × 256", "two deaths"]
+
+
 def test_the_goals_are_those_of_the_issue() -> None:
     assert goals.stall_goal(8, 8192, demo=False).most == 500.0
     assert goals.slope_goal().most == 0.05

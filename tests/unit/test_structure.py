@@ -266,6 +266,7 @@ OWNERS = {
         "leases_renewed_at": "members",
         "next_sequence": "requests",
         "now": "core",
+        "prefixes": "recovery",
         "process_figures": "core",
         "requests": "requests",
         "sequences": "requests",
@@ -392,7 +393,7 @@ NAMES = {
 HOME = {
     "State": "state",
     "PlanState": "plans",
-    "Rebuilding": "plans",
+    "Rebuilding": "rebuilding",
     "RestartState": "plans",
     "RunningSequences": "running",
     "SchedulerDecision": "state",

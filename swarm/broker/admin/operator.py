@@ -19,7 +19,7 @@ from swarm.broker.planning.plan_query import PlanAnswer
 from swarm.broker.planning.rules import exclusion_reason, find_override
 from swarm.broker.recovery.reconfiguration import Reconfiguration
 from swarm.broker.state import State, Worker, WorkerState
-from swarm.broker.state.plans import PlanConstraints
+from swarm.broker.state.constraints import PlanConstraints
 from swarm.wire.messages import Json, PlanCommand, PlanOverrides, Report
 
 LASTS = (

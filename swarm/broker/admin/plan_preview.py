@@ -23,7 +23,7 @@ from swarm.broker.planning.candidates import Proposal
 from swarm.broker.planning.plan_query import PlanAnswer, PlanQuery
 from swarm.broker.planning.proposals import TargetPlan
 from swarm.broker.state import State, Worker, WorkerState
-from swarm.broker.state.plans import PlanConstraints
+from swarm.broker.state.constraints import PlanConstraints
 from swarm.wire.messages import Json, PlanWhatIf, Query, Report
 
 MAX_OPEN = 8  # questions that wait or are being solved

@@ -11,7 +11,7 @@ from swarm.broker.planner.problem import Shortage
 from swarm.broker.planning.candidates import Proposal
 from swarm.broker.planning.growth import describe_move
 from swarm.broker.state import Plan, PlanPhase, PlanState, State
-from swarm.broker.state.plans import PlanConstraints
+from swarm.broker.state.constraints import PlanConstraints
 from swarm.wire.messages import Json, LayerRange, Manifest, PlanWhatIf
 
 

@@ -9,6 +9,7 @@ from swarm.broker.admin.standby_report import warming_as_json
 from swarm.broker.members.monitor import VitalSigns
 from swarm.broker.reports import scheduling
 from swarm.broker.reports.statistics import PipelineStatistics, RequestLatencies
+from swarm.broker.speculation.speculation import Speculation
 from swarm.broker.state import Request, SequenceState, State, Worker, WorkerState
 from swarm.broker.state.ended_requests import ClientAccount, can_see
 from swarm.broker.state.workers import BROKER, Judgement, RouteState
@@ -104,6 +105,7 @@ def report_nodes(
                 "standby": [] if worker.is_gone else [[layers.first, layers.stop] for layers in worker.warm_layers],
                 "warming": warming_as_json(worker, state.manifest, now),
                 "copies": held_as_json(state, worker),
+                "spill": _report_spill(worker),
                 "kernels": ready.kernels if ready else "",
                 "lies": worker.num_corrupt_results,
                 "faults": worker.num_faults,
@@ -141,6 +143,20 @@ def _last_layers(worker: Worker) -> list[int] | None:
     return None if held is None else [held.first, held.stop]
 
 
+def _report_spill(worker: Worker) -> Json | None:
+    """Return the figures of a worker's disk, as it reported them last; None for one without ``worker.spill``."""
+    if not worker.hello.spill_from:
+        return None
+    stats = worker.stats
+    return {
+        "num_bytes": int(stats.get("spill_bytes", 0)),
+        "limit_bytes": int(stats.get("spill_limit_bytes", 0)),
+        "chunks_written": int(stats.get("spill_chunks_written", 0)),
+        "chunks_read": int(stats.get("spill_chunks_read", 0)),
+        "restored_positions": int(stats.get("spill_positions_restored", 0)),
+    }
+
+
 def _next_hop(state: State, incarnation: str, worker: Worker) -> Json | None:
     """Return the next hop of a worker's steps and the TCP statistics of that connection; None if there are none: over a
     Unix socket, through the relay, or without a plan."""
@@ -176,6 +192,8 @@ def report_stats(
     state: State,
     statistics: PipelineStatistics,
     latencies: RequestLatencies,
+    *,
+    speculation: Speculation,
     now: float,
     account: ClientAccount | None = None,
 ) -> Json:
@@ -188,6 +206,7 @@ def report_stats(
     spread: Json = {f"recovery_{part}": histogram.report() for part, histogram in state.recoveries.parts.items()}
     if "write_s" in journal:
         spread["journal_write_s"] = journal.pop("write_s")
+    spread["accepted_tokens"] = speculation.accepted_lengths.report()
     return {
         "pipeline": pipeline | statistics.report(),
         "scheduler": scheduling.report_scheduler(state),
@@ -197,6 +216,7 @@ def report_stats(
         "requests": latencies.counts(),
         "recoveries": state.recoveries.figures(now),
         "kv_copies": report_copies(state),
+        "speculation": speculation.report(),
         "histograms": latencies.histograms() | statistics.histograms() | spread,
         "stages": stages,
     }

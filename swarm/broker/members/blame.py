@@ -73,7 +73,7 @@ class StepFailureJudge:
         why = self._removal_reason(worker, is_needed)
         if not why:
             return FaultRuling(None, "", ())
-        self._delay_call(worker)
+        delay_call(worker, self.state.now)
         return FaultRuling(worker, f"{why}; the last one, in {failure.layers.label}: {reason}", ())
 
     def record_step(self, reached: Iterable[SequencePosition], now: float) -> None:
@@ -103,7 +103,7 @@ class StepFailureJudge:
             self.state.evidence.record_passed_test(worker.name)
             return
         self.state.count("device_tests_failed")
-        self._delay_call(worker)
+        delay_call(worker, self.state.now)
 
     # --- the request -------------------------------------------------------------------------------------------------
 
@@ -173,13 +173,13 @@ class StepFailureJudge:
             return f"a request failed here {GUILTY_AFTER} times; other workers will show which of the two is to blame"
         return ""
 
-    def _delay_call(self, worker: Worker) -> None:
-        """Set when the worker may be called back: immediately at first, later after a pause. Old faults expire."""
-        now = self.state.now
-        if now - worker.call_after > KEEP_S:
-            worker.num_faults = 0
-        worker.num_faults += 1
-        worker.call_after = now + call_pause_s(worker.num_faults - 1)
+
+def delay_call(worker: Worker, now: float) -> None:
+    """Set when the worker may be called back: immediately at first, later after a pause. Old faults expire."""
+    if now - worker.call_after > KEEP_S:
+        worker.num_faults = 0
+    worker.num_faults += 1
+    worker.call_after = now + call_pause_s(worker.num_faults - 1)
 
 
 def _common_requests(failures: list[FailedStep]) -> set[str]:

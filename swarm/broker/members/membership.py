@@ -11,6 +11,7 @@ from swarm.broker.events import AssetPartArrived
 from swarm.broker.members.admission import MemberSettings, WorkerAdmission, remember_bounded
 from swarm.broker.members.assets import Uploads
 from swarm.broker.members.blame import StepFailureJudge
+from swarm.broker.members.differences import DifferenceJudge
 from swarm.broker.members.integrity import FaultRuling, IntegrityMonitor
 from swarm.broker.members.keyring import Keyring
 from swarm.broker.members.monitor import HealthMonitor
@@ -78,6 +79,7 @@ class WorkerMembership:
         self.keyring = Keyring(state, settings.key)
         self.integrity = IntegrityMonitor(state)
         self.failure_judge = StepFailureJudge(state)
+        self._difference_judge = DifferenceJudge(state)
         self._rechecker = Rechecker(state, settings.recheck, out)
         self.monitor = HealthMonitor(state, settings.health)
         self.admission = WorkerAdmission(
@@ -176,9 +178,9 @@ class WorkerMembership:
             self.on_damaged_message(now)
         elif message.failed is not None:
             self._judge_step_failure(worker, message.failed, message.reason, now)
-        elif message.kv_overfull:  # the next plan asks for the capacity, and whether prefixes can be shared, again
-            cause = "a worker can't hold what the plan counted"
-            self._reconfiguration.on_data_path_broken(now, blame=False, cause=cause)
+        elif message.kv_overfull or message.misplaced:
+            ruling = self._difference_judge.judge(worker, message.reason)
+            self._apply_ruling(ruling, Verdict.FAILED, now, cause="a worker holds other than what the plan counted")
         elif message.not_finite is None or not self._judge_not_finite(worker, message.not_finite, now):
             self._reconfiguration.on_data_path_broken(now, blame=True)
             self._end_quarantined(now)
@@ -189,27 +191,26 @@ class WorkerMembership:
             self._reconfiguration.on_data_path_broken(now, blame=False)
 
     def _judge_not_finite(self, reporter: Worker, report: NotFinite, now: float) -> bool:
-        """Handle hidden states that are not finite: the previous stage is put out, or the request that causes them
-        fails."""
+        """Handle hidden states that are not finite: the previous stage, or the request that causes them, must go."""
         suspect = self.integrity.find_accused(reporter, report)
         if suspect is None:
             return False
         is_needed = self._reconfiguration.target.shortage_without(suspect) is not None
-        self._apply_ruling(self.integrity.judge(reporter, suspect, report, is_needed=is_needed), Verdict.CORRUPT, now)
+        ruling = self.integrity.judge(reporter, suspect, report, is_needed=is_needed)
+        self._apply_ruling(ruling, Verdict.CORRUPT, now, cause="hidden states were not finite")
         return True
 
     def _judge_step_failure(self, worker: Worker, failed: StepFailure, reason: str, now: float) -> None:
-        """Handle a step that raised at this worker: the worker is put out, or the request to blame fails, or the step
-        is retried."""
+        """Handle a step that raised here: the worker is put out, the request to blame fails, or the step is retried."""
         is_needed = self._reconfiguration.target.shortage_without(worker) is not None
-        self._apply_ruling(self.failure_judge.judge(worker, failed, reason, is_needed=is_needed), Verdict.FAILED, now)
+        ruling = self.failure_judge.judge(worker, failed, reason, is_needed=is_needed)
+        self._apply_ruling(ruling, Verdict.FAILED, now, cause="a step failed")
 
-    def _apply_ruling(self, ruling: FaultRuling, verdict: Verdict, now: float) -> None:
+    def _apply_ruling(self, ruling: FaultRuling, verdict: Verdict, now: float, *, cause: str) -> None:
         for sequence, detail in ruling.poisonous:
             self._out.note("request_quarantined", "error", request_id=sequence.request.id, reason=detail)
             self._requests.completer.end(sequence, "failed", now, detail)
         if ruling.out is None:
-            cause = "a step failed" if verdict is Verdict.FAILED else "hidden states were not finite"
             self._reconfiguration.on_data_path_broken(now, blame=False, cause=cause)
         else:
             self._remove(ruling.out, ruling.evidence, now, verdict=verdict)

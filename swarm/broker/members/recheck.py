@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from swarm.broker.actions import Outbox, SendToWorker
 from swarm.broker.state import Plan, Sequence, SequenceState, StagePlan, State, Worker
-from swarm.broker.state.plans import RecheckComparison, RecheckSchedule
+from swarm.broker.state.rechecks import RecheckComparison, RecheckSchedule
 from swarm.broker.steps.scheduler import build_open
 from swarm.wire.messages import (
     AllowKey,

@@ -15,15 +15,21 @@ from swarm.broker.planner.tables import Table
 @dataclass(frozen=True, slots=True)
 class LostSequence:
     """A sequence of ``length`` positions. ``copies``: by device, the position of its copies in each layer of the
-    model."""
+    model. ``shared``: positions that it gets from another sequence, which is replayed."""
 
     length: int
     copies: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    shared: int = 0
+
+    @property
+    def own(self) -> int:
+        """Positions to replay in a layer of which there is no copy."""
+        return self.length - self.shared
 
     def lacking(self, device: str, layer: int) -> int:
         """Return the number of positions that this device must replay if it takes the layer."""
         held = self.copies.get(device)
-        return self.length if held is None else max(0, self.length - held[layer])
+        return self.own if held is None else max(0, min(self.own, self.length - held[layer]))
 
 
 class Chunks(NamedTuple):

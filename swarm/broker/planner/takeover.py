@@ -73,7 +73,7 @@ class ReplayWork:
     def from_sequences(cls, sequences: Iterable[int | LostSequence], chunk: int) -> ReplayWork:
         """Add up the work of these sequences, each given by its number of positions, if there were no copies."""
         lost = tuple(each if isinstance(each, LostSequence) else LostSequence(each) for each in sequences)
-        work = cls._from_positions([(each.length, each.length) for each in lost], chunk)
+        work = cls._from_positions([(each.length, each.own) for each in lost], chunk)
         return replace(work, lost=lost, chunk=chunk) if any(each.copies for each in lost) else work
 
     @classmethod

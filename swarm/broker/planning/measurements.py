@@ -10,6 +10,7 @@ from swarm.broker.planner.load import MAX_S, PlanGauge, PlannedLoad, Speeds
 from swarm.broker.planner.lost_positions import LostSequence
 from swarm.broker.planner.problem import Device, NetworkLink
 from swarm.broker.state import State, Worker
+from swarm.broker.state.shared_prefixes import estimate_links
 from swarm.broker.state.workers import BROKER, RouteState
 from swarm.wire.messages import LayerCost, LinkCost
 
@@ -159,10 +160,12 @@ def list_lost_sequences(state: State) -> Iterator[LostSequence]:
     holders = {
         i: worker.name for i, worker in state.workers.items() if i in state.kv_copies.held and not worker.is_gone
     }
+    account = state.shared if state.shared.num_mappings else state.prefixes.before
+    linked = estimate_links(account, sorted(state.running, key=lambda s: s.rank, reverse=True))
     for sequence in state.running:
         copies = {
             name: positions
             for holder, name in holders.items()
             if any(positions := state.kv_copies.held[holder].positions(sequence.id, num_layers))
         }
-        yield LostSequence(sequence.kv, copies)
+        yield LostSequence(sequence.kv, copies, linked.get(sequence.id, 0))

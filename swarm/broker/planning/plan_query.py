@@ -10,7 +10,7 @@ from swarm.broker.planning.candidates import Proposal
 from swarm.broker.planning.proposals import compare_with_active, explain_plan, propose
 from swarm.broker.planning.rules import PlanRules
 from swarm.broker.state import Plan, PlanState, State, Worker
-from swarm.broker.state.plans import PlanConstraints
+from swarm.broker.state.constraints import PlanConstraints
 from swarm.broker.state.workers import Routes
 from swarm.wire.messages import Manifest, PlanWhatIf
 

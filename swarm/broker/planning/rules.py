@@ -10,7 +10,7 @@ from swarm.broker.planner.load import PlannedLoad, Speeds
 from swarm.broker.planner.standby import StandbyPolicy
 from swarm.broker.planning.demand import QUIET_SEQUENCES
 from swarm.broker.state import Plan, State, Worker, WorkerState
-from swarm.broker.state.plans import PlanConstraints
+from swarm.broker.state.constraints import PlanConstraints
 from swarm.wire.messages import Hello, LayerRange, Pin, PlanOverrides
 
 DEVICES = ("cpu", "cuda", "mps")

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from swarm.broker.actions import ConnectPipeline, Outbox
 from swarm.broker.planning.rules import PlanRules
+from swarm.broker.recovery.kept_sequences import evict_overflow
 from swarm.broker.recovery.kv_copies import KvCopies
-from swarm.broker.recovery.rebuild import Rebuilder, evict_overflow, trust_copied
+from swarm.broker.recovery.rebuild import Rebuilder, trust_copied
 from swarm.broker.recovery.speeds import make_gauges
 from swarm.broker.recovery.worker_orders import StandbyOrders, WorkerOrders
 from swarm.broker.state import PlanPhase, State

@@ -26,8 +26,7 @@ from swarm.broker.actions import Dispatch, Outbox, SendToWorker
 from swarm.broker.recovery.rebuild_runs import find_rebuild_runs, layer_positions
 from swarm.broker.recovery.replay_speeds import ReplaySpeeds
 from swarm.broker.state import Plan, Rebuild, Sequence, SequenceState, State, Worker
-from swarm.broker.state.plans import Rebuilding
-from swarm.broker.steps.kv_capacity import admission_blocks, shareable_positions
+from swarm.broker.state.rebuilding import Rebuilding
 from swarm.broker.steps.restoring import begin_restore
 from swarm.broker.steps.scheduler import build_open
 from swarm.wire.digests import num_matching
@@ -46,7 +45,6 @@ from swarm.wire.messages import (
     SequencePosition,
     SequenceRange,
     Step,
-    num_blocks,
 )
 
 SHARED_STEP_VERSION = 4  # of the protocol: the first with replays of several sequences in one step
@@ -61,50 +59,6 @@ class RebuildSettings:
 
 
 # --- sequences that stay ---------------------------------------------------------------------------------------------
-
-
-def evict_overflow(state: State) -> list[Sequence]:
-    """Keep the running sequences that fit into the new plan, in order of rank; the others wait again. Returns the kept
-    ones.
-
-    Nothing is shared in layers that changed hands, so each sequence counts in full. If that is too much, sequences that
-    can share the prefix of a kept one wait until they can start from it again.
-    """
-    plans, blocks = state.plans, 0
-    kept: list[tuple[Sequence, int]] = []
-    evicted: list[Sequence] = []
-    ranked = sorted(state.running, key=lambda s: s.rank, reverse=True)
-    needs = [admission_blocks(state, sequence, headroom=0) for sequence in ranked]
-    followers = find_followers(ranked, state.shared.unit) if sum(needs) > plans.kv_blocks else frozenset()
-    for sequence, needed in zip(ranked, needs, strict=True):
-        # A sequence that can't reach its limit under this plan must wait for another one.
-        can_end = num_blocks(sequence.limit) <= plans.kv_blocks and sequence.id not in followers
-        if can_end and len(kept) < plans.max_sequences and blocks + needed <= plans.kv_blocks:
-            blocks += needed
-            kept.append((sequence, needed))
-        else:
-            evicted.append(sequence)
-    state.running.clear()
-    for sequence in evicted:
-        sequence.requeue()
-        sequence.mark_fitting()
-        state.waiting.add(sequence)
-    for sequence, needed in kept:
-        sequence.truncate_to(sequence.kv)
-        state.running.add(sequence, needed)
-    return [sequence for sequence, _ in kept]
-
-
-def find_followers(ranked: list[Sequence], unit: int) -> frozenset[int]:
-    """Return the sequences that can share the prompt of an earlier one of their request."""
-    leaders: set[str] = set()
-    followers: set[int] = set()
-    for sequence in ranked:
-        if shareable_positions(sequence, unit):
-            if sequence.request.id in leaders:
-                followers.add(sequence.id)
-            leaders.add(sequence.request.id)
-    return frozenset(followers)
 
 
 def trusted_positions(hello: Hello, state: State) -> dict[int, int] | None:
@@ -159,11 +113,6 @@ def _is_waiting(sequence: Sequence) -> bool:
     return bool(sequence.rebuilds) and sequence.state is SequenceState.RUNNING
 
 
-def _remaining_work(sequence: Sequence) -> tuple[int, int]:
-    """Return a sort key: the sequence with the least work left comes first."""
-    return sum(run.cost for run in sequence.rebuilds), sequence.id
-
-
 @dataclass(slots=True)
 class Rebuilder:
     """Orders replays and handles their results. Owns ``state.rebuilding``; appends actions to ``out``."""
@@ -185,8 +134,17 @@ class Rebuilder:
         plan = self.state.plans.current
         assert plan is not None
         waiting: list[Sequence] = []
-        for sequence in self.state.running:
-            runs = find_rebuild_runs(sequence, plan, self.rebuilding.reports, from_tokens=self.settings.from_tokens)
+        for sequence in list(self.state.running):
+            shared = self._await_prefix(sequence, plan)
+            runs = find_rebuild_runs(
+                sequence, plan, self.rebuilding.reports, shared=shared or 0, from_tokens=self.settings.from_tokens
+            )
+            is_needed_whole = isinstance(runs, int) and (shared or runs < self.state.shared.stop(sequence.id))
+            if shared is None or is_needed_whole:  # it starts again, from the prefix of another one
+                self._count_as_prompt(sequence, plan, 0)
+                self._drop_prefix(sequence.id)
+                self.state.send_back(sequence)
+                continue
             if isinstance(runs, int):
                 self._count_as_prompt(sequence, plan, runs)
                 sequence.recompute_from(runs)
@@ -206,6 +164,37 @@ class Rebuilder:
             self._log_start(waiting)
         self._start_next(now)
         self._check_end(now)
+
+    def _await_prefix(self, sequence: Sequence, plan: Plan) -> int | None:
+        """Return how many positions the sequence gets from the one with which it shares a prefix, once the layers of
+        that one are rebuilt; 0 if it holds its prefix, or shares none. None: it can't get them."""
+        link = self.state.prefixes.links.get(sequence.id)
+        if link is None or min(layer_positions(sequence, plan, self.rebuilding.reports)) >= link.position:
+            return 0
+        source = self.state.sequences[link.source]
+        if source.state is not SequenceState.RUNNING or not source.rebuilds:
+            return None
+        self.state.prefixes.await_source(sequence, source)
+        self.state.prefix.pin(source.id)
+        return link.position
+
+    def _drop_prefix(self, sequence: int) -> None:
+        """Note that a sequence waits for its prefix no longer."""
+        source = self.state.prefixes.drop(sequence)
+        if source is not None:
+            self.state.prefix.unpin(source.id)
+
+    def _drop_prefixes(self) -> None:
+        """Send back the sequences whose prefix is gone with its source before its layers were rebuilt."""
+        for sequence_id, source, residency in self.state.prefixes.sources():
+            sequence = self.state.sequences.get(sequence_id)
+            if sequence is None or not _is_waiting(sequence):
+                self._drop_prefix(sequence_id)
+            elif (source.id not in self.state.prefix.retired) and (
+                source.state is not SequenceState.RUNNING or source.residency != residency
+            ):
+                self._drop_prefix(sequence_id)
+                self.state.send_back(sequence)
 
     def on_answer(self, message: ReplayDone | ReplayMissing, now: float) -> None:
         if isinstance(message, ReplayDone):
@@ -241,6 +230,7 @@ class Rebuilder:
         if sequence.rebuilds:
             self.rebuilding.queue.append(sequence)
             return
+        self._drop_prefix(sequence.id)
         self.state.prefix.acknowledge(sequence.id, sequence.tokens, sequence.kv)
         self.rebuilding.record_complete(self.state.next_step)
         self.state.running.refresh(sequence)
@@ -250,13 +240,15 @@ class Rebuilder:
         )
 
     def on_replay_missing(self, message: ReplayMissing, now: float) -> None:
-        """Replay from the tokens instead, through all layers up to the end of the run: the log is gone meanwhile."""
+        """Replay from the tokens instead, through all layers up to the end of the run: the log is gone meanwhile. So do
+        the sequence's later runs through these layers, which must be level in the end."""
         sequence, run = self._find(message.sequence, message.epoch, None)
         if sequence is None or run is None or run.source is None or run.through.first != message.boundary:
             self.state.count("stale_replays")
             return
         self.state.count("replays_missing")
-        run.source, run.through = None, LayerRange(0, run.through.stop)
+        for later in [later for later in sequence.rebuilds if later.through.first <= message.boundary]:
+            later.source, later.through = None, LayerRange(0, later.through.stop)
         self.rebuilding.in_progress.remove(sequence)
         self.rebuilding.queue.append(sequence)
         self._start_next(now)
@@ -280,18 +272,27 @@ class Rebuilder:
         """Start queued replays, so that as many steps with replays are in progress as the plan has stages (one if the
         stages share cores). The sequence with the least work goes first."""
         plan, rebuilding = self.state.plans.current, self.rebuilding
+        self._drop_prefixes()
         for sequence in [s for s in rebuilding.in_progress if not _is_waiting(s)]:
             rebuilding.in_progress.remove(sequence)
         if rebuilding.queue:
-            waiting = sorted(filter(_is_waiting, rebuilding.queue), key=_remaining_work)
+            waiting = sorted(filter(_is_waiting, rebuilding.queue), key=self._turn)
             rebuilding.queue.clear()
             rebuilding.queue.extend(waiting)
         if not self.state.plans.is_serving:
             return  # the plan is about to be replaced, and the next one may need other replays
         # Stages that share cores gain nothing from several replays.
         most = 1 if plan is None or plan.shares_cores else len(plan.stages)
-        while rebuilding.queue and len({s.rebuilds[0].group for s in rebuilding.in_progress}) < most:
+        while self._is_next_ready() and len({s.rebuilds[0].group for s in rebuilding.in_progress}) < most:
             self._order_chunks(self._take_group(), now)
+
+    def _turn(self, sequence: Sequence) -> tuple[bool, int, int]:
+        """Return a sort key: the sequence with the least work left comes first, unless it waits for another one."""
+        return self.state.prefixes.is_blocked(sequence), sum(run.cost for run in sequence.rebuilds), sequence.id
+
+    def _is_next_ready(self) -> bool:
+        queue = self.rebuilding.queue
+        return bool(queue) and not self.state.prefixes.is_blocked(queue[0])
 
     def _take_group(self) -> list[Sequence]:
         """Take the next sequence from the queue, and those whose last chunk goes through the same layers and still fits
@@ -303,7 +304,8 @@ class Rebuilder:
         for sequence in list(rebuilding.queue) if self._can_share_step(first) else ():
             other = sequence.rebuilds[0]
             is_alike = (other.source, other.through) == (run.source, run.through)
-            if is_alike and other.stop - other.done <= left and self._can_share_step(sequence):
+            is_blocked = self.state.prefixes.is_blocked(sequence)
+            if is_alike and not is_blocked and other.stop - other.done <= left and self._can_share_step(sequence):
                 rebuilding.queue.remove(sequence)
                 group.append(sequence)
                 left -= other.stop - other.done
@@ -367,7 +369,11 @@ class Rebuilder:
                 for sequence, part in zip(group, ranges, strict=True)
                 for token in sequence.tokens[part.start : part.stop]
             ),
-            open=tuple(build_open(sequence) for sequence, part in zip(group, ranges, strict=True) if part.start == 0),
+            open=tuple(
+                build_open(sequence)
+                for sequence, part in zip(group, ranges, strict=True)
+                if part.start == 0 or sequence.id in self.state.prefixes.lacking
+            ),
             replay=True,
             through=through,
             alone=alone,

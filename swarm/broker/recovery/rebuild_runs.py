@@ -4,11 +4,17 @@ Layers that changed hands begin at the position that their new holder has copies
 nearest log before them, through all layers between. Layers that lag differently are rebuilt together from the lowest
 of their positions, unless that would compute many positions again in layers that hold them: then the first positions go
 through the deepest layer that lacks them only, and the others follow.
+
+A log may end before the last positions: its boundary lies within a stage that has taken over the layers behind it since
+then. The log behind that stage begins only where the stage continued, if it had copies. So the first positions come
+from the log that ends too early, and the others from an earlier boundary or the tokens, through more layers: those that
+the first positions went through again must be level with the others in the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from swarm.broker.state import Plan, Rebuild, Sequence
 from swarm.wire.messages import Activated, HeldSequence, LayerRange, SequenceRange, to_ranges
@@ -17,38 +23,61 @@ from swarm.wire.messages import Activated, HeldSequence, LayerRange, SequenceRan
 MIN_SPLIT = 256
 
 
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """Inputs of the layer ``boundary`` up to position ``stop``: a stage's log, or the tokens if ``source`` is None."""
+
+    source: str | None
+    boundary: int
+    stop: int
+
+
 def find_rebuild_runs(
-    sequence: Sequence, plan: Plan, reports: Mapping[str, Activated], *, from_tokens: bool = False
+    sequence: Sequence, plan: Plan, reports: Mapping[str, Activated], *, shared: int = 0, from_tokens: bool = False
 ) -> list[Rebuild] | int:
     """Return the replays that are needed until every layer holds ``sequence.kv`` positions, in their order. If most of
     that work would go through all layers, return instead the position from which the sequence is to be computed again
-    like a prompt, in steps shared with others."""
+    like a prompt, in steps shared with others. ``shared``: positions that every layer gets from another sequence."""
     target = sequence.kv
-    positions = layer_positions(sequence, plan, reports)
+    positions = [max(shared, position) for position in layer_positions(sequence, plan, reports)]
     lacking = [layer for layer, position in enumerate(positions) if position < target]
     start = min((positions[layer] for layer in lacking), default=target)
     wanted = SequenceRange(sequence.id, start, target)
-    parts: list[tuple[str | None, LayerRange]] = []  # a log, and the layers through which it goes
+    parts: list[tuple[list[_Inputs], int]] = []  # where inputs come from, and the layer behind the last one
     for lost in to_ranges(lacking):
-        source, boundary = (None, 0)
+        inputs = [_Inputs(None, 0, target)]
         if not from_tokens:
-            source, boundary = _find_nearest_log(wanted, lost.first, plan, reports)
+            inputs = list(_find_inputs(wanted, lost.first, plan, reports))
         # it would go through layers of the part before: merge both
-        if parts and boundary < parts[-1][1].stop:
-            source, before = parts.pop()
-            boundary = before.first
-        parts.append((source, LayerRange(boundary, lost.stop)))
-    runs = [run for source, through in parts for run in _split(source, through, positions, target)]
+        if parts and inputs[-1].boundary < parts[-1][1]:
+            inputs, _ = parts.pop()
+        parts.append((inputs, lost.stop))
+    runs = [run for inputs, last in parts for run in _plan_part(inputs, last, positions)]
     whole = sum(run.cost for run in runs if run.through == LayerRange(0, len(positions)))
     return start if 2 * whole > sum(run.cost for run in runs) else runs
 
 
+def _plan_part(inputs: list[_Inputs], last: int, positions: list[int]) -> list[Rebuild]:
+    """Return the runs that rebuild the lagging layers before layer ``last`` from these inputs."""
+    runs: list[Rebuild] = []
+    for each in inputs:
+        through = LayerRange(each.boundary, last)
+        if not runs:
+            runs = _split(each.source, through, positions, each.stop)
+            continue
+        start = runs[-1].stop
+        num_lost = sum(position < each.stop for position in positions[through.first : last])
+        runs.append(Rebuild(each.source, through, num_lost, each.stop, start, start))
+    return runs
+
+
 def _split(source: str | None, through: LayerRange, positions: list[int], target: int) -> list[Rebuild]:
-    """Return the runs that rebuild the lagging layers in ``through``, whose first layer the log enters."""
+    """Return the runs that rebuild the layers in ``through`` that lag behind the target. The log enters the first
+    one."""
     held = {layer: positions[layer] for layer in range(through.first, through.stop)}
     lacking = {layer: position for layer, position in held.items() if position < target}
     runs: list[Rebuild] = []
-    start = min(lacking.values())
+    start = min(lacking.values(), default=target)
     while start < target:
         # a position from which on deeper layers are needed than before it
         cuts = [p for p in lacking.values() if p >= start + MIN_SPLIT and _deepest(lacking, p) < max(lacking)]
@@ -80,17 +109,26 @@ def _position(held: HeldSequence | None, layer: int) -> int:
     return next((r.position for r in held.kv if r.layers.first <= layer < r.layers.stop), 0)
 
 
-def _find_nearest_log(
-    wanted: SequenceRange, layer: int, plan: Plan, reports: Mapping[str, Activated]
-) -> tuple[str | None, int]:
-    """Return the stage whose log has the inputs of ``layer``, or of a layer before it, at these positions, and can send
-    them there: a stage reaches the next stage, and its own layers. (None, 0): there is no such log, and the tokens must
-    serve."""
-    best: tuple[str | None, int] = (None, 0)
+def _find_inputs(wanted: SequenceRange, layer: int, plan: Plan, reports: Mapping[str, Activated]) -> Iterator[_Inputs]:
+    """Yield where the inputs of ``layer``, or of layers before it, come from, for one part of these positions after the
+    other. Later parts come from the same boundary or an earlier one."""
+    start = wanted.start
+    while start < wanted.stop:
+        inputs = _find_nearest_log(SequenceRange(wanted.sequence, start, wanted.stop), layer, plan, reports)
+        yield inputs
+        start, layer = inputs.stop, inputs.boundary
+
+
+def _find_nearest_log(wanted: SequenceRange, layer: int, plan: Plan, reports: Mapping[str, Activated]) -> _Inputs:
+    """Return the stage whose log has the inputs of ``layer``, or of a layer before it, at all these positions or enough
+    of the first ones, and can send them there: a stage reaches the next stage, and its own layers. If there is no such
+    log, the tokens must serve."""
+    best = _Inputs(None, 0, wanted.stop)
+    enough = min(wanted.stop, wanted.start + MIN_SPLIT)
     for stage in plan.stages:
         for entry in reports[stage.incarnation].logs:
             reaches = stage.layers.first < entry.boundary <= stage.layers.stop
-            whole = entry.sequence == wanted.sequence and entry.start <= wanted.start and wanted.stop <= entry.stop
-            if reaches and whole and best[1] < entry.boundary <= layer:
-                best = stage.incarnation, entry.boundary
+            serves = entry.sequence == wanted.sequence and entry.start <= wanted.start and enough <= entry.stop
+            if reaches and serves and best.boundary < entry.boundary <= layer:
+                best = _Inputs(stage.incarnation, entry.boundary, min(entry.stop, wanted.stop))
     return best

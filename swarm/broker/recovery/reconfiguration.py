@@ -190,7 +190,7 @@ class Reconfiguration:
 
     def on_data_path_broken(self, now: float, *, blame: bool, cause: str = "the data path broke") -> None:
         """Handle a break of the data path while all members live: the same workers, a new epoch."""
-        if self._state.plans.is_whole:
+        if self._state.plans.is_whole or self._state.plans.phase is PlanPhase.ACTIVATING:
             self._state.recoveries.begin(cause, now)
             if blame:
                 self._count_deaths()

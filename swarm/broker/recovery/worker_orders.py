@@ -81,6 +81,7 @@ class WorkerOrders:
                 first_step=self.state.next_step,
                 live=live_positions(self.state.workers[stage.incarnation], sequences),
                 share_unit=self.state.shared.unit,
+                shared=tuple(self.state.prefixes.links.values()),
             )
             for stage in plan.stages
         }

@@ -13,7 +13,7 @@ from typing import Literal
 
 from swarm.broker.actions import AskDraft, Outbox, StopDraft
 from swarm.broker.events import DraftGone, DraftMessageReceived, DraftOverdue
-from swarm.broker.speculation.draft_costs import MAX_DEPTH, SEQUENCE_WEIGHT, DraftCosts, DraftPlan
+from swarm.broker.speculation.draft_costs import MAX_DEPTH, DraftCosts, DraftPlan
 from swarm.broker.speculation.proposer import ProposerName
 from swarm.broker.state import Sequence, SequenceState, State
 from swarm.wire.draft_messages import (
@@ -37,10 +37,12 @@ MIN_WAIT_S = 0.004
 FIRST_WAIT_S = 0.05
 MAX_WAIT_S = 0.5
 MAX_ASK_TOKENS = 1 << 20  # of all sequences of a request; the first sequence may always be sent
-# A sequence for which proposals do not pay is asked for again after this number of its tokens, with a short proposal.
+# Where proposals do not pay, short ones are asked for after this number of steps: a probe.
 PROBE_EVERY = 48
-MAX_PROBE_EVERY = 768  # the interval doubles with each such proposal
+MAX_PROBE_EVERY = 768  # the interval doubles with each probe that does not pay
 PROBE_DEPTH = 2
+MIN_ACCEPTANCE = 0.2  # of a sequence's tokens, for more than probes
+SEQUENCE_WEIGHT = 0.05  # weight of a token in the acceptance of its sequence
 TOKENIZER = "tokenizer.json"
 
 DraftEvent = DraftMessageReceived | DraftOverdue | DraftGone
@@ -55,12 +57,11 @@ class _DraftedSequence:
     num_sent: int = 0  # tokens that were sent; 0: the process does not have the sequence
     is_behind: bool = False  # the process computes its tokens and will report that it has caught up
     is_refused: bool = False  # the process can't compute it
-    acceptance: float | None = None  # share of accepted tokens; None before the first proposal
-    num_plain: int = 0  # decisions against a proposal since the last one
-    probe_every: int = PROBE_EVERY  # such decisions between two short proposals
+    acceptance: float = 1.0  # moving share of accepted tokens
+    num_skipped: int = 0  # requests without it since the last one, because its tokens are hardly accepted
     start: int = 0  # position of the proposed tokens
-    tokens: tuple[int, ...] = ()  # the last proposal
-    logprobs: tuple[float, ...] = ()
+    drafted: tuple[int, ...] = ()  # the last proposal
+    confidence: tuple[float, ...] = ()  # log probabilities of its tokens
     next_index: int | None = None  # index in it of the first token that was proposed; None: none was
 
 
@@ -68,10 +69,19 @@ class _DraftedSequence:
 class _Wish:
     """A sequence for which the next request is to ask. ``until``: time until which it waits; None: it does not."""
 
-    sequence: Sequence
-    most: int
+    held: _DraftedSequence
+    most: int  # maximum number of tokens; 0: it is dropped
     until: float | None
-    plan: DraftPlan
+
+    def limit_unlikely(self) -> None:
+        """Drop the wish if its sequence's tokens are hardly accepted, but for a short probe now and then."""
+        held = self.held
+        if held.acceptance >= MIN_ACCEPTANCE:
+            return
+        held.num_skipped += 1
+        self.most = 0 if held.num_skipped < PROBE_EVERY else min(self.most, PROBE_DEPTH)
+        if self.most:
+            held.num_skipped = 0
 
 
 @dataclass(slots=True)
@@ -102,6 +112,8 @@ class Drafts:
     _request: _Request | None = None
     _num_requests: int = 0
     _to_forget: list[int] = field(default_factory=list)
+    _num_plain: int = 0  # steps since the last request for which proposals did not pay
+    _probe_every: int = PROBE_EVERY  # such steps between two probes
 
     # --- the process -------------------------------------------------------------------------------------------------
 
@@ -181,7 +193,7 @@ class Drafts:
             if token >= model.vocab_size or acceptance < request.least_kept:
                 break
             num += 1
-        held.start, held.tokens, held.logprobs = drafted.start, drafted.tokens[:num], drafted.logprobs[:num]
+        held.start, held.drafted, held.confidence = drafted.start, drafted.tokens[:num], drafted.logprobs[:num]
         held.next_index = None
 
     def on_caught_up(self, sequence: int) -> None:
@@ -198,93 +210,108 @@ class Drafts:
     # --- sequences ---------------------------------------------------------------------------------------------------
 
     def prepare(self, sequence: Sequence, most: int, now: float) -> float | None:
-        """Ask for a proposal with the next request, if it is worth the wait. Return the time until which the sequence
-        waits for it; None if it does not."""
-        if most <= 0 or not self._is_usable() or (self._request is not None and self._request.is_overdue):
+        """Wish for a proposal for a sequence. Return the time until which it waits; ``ask`` may end the wait at once.
+        None if it does not wait."""
+        request = self._request
+        if most <= 0 or not self._is_usable() or (request is not None and request.is_overdue):
             return None
-        if len(self._wishes) >= MAX_ASKED:
+        if self.propose(sequence, most):  # what is left of a late answer
             return None
         held = self._sequences.get(sequence.id)
         if held is None:
-            held = self._sequences[sequence.id] = _DraftedSequence(sequence)
-        if held.is_behind or held.is_refused:
+            held = self._sequences[sequence.id] = _DraftedSequence(sequence, acceptance=self.costs.total.value)
+        if held.is_behind or held.is_refused or len(self._wishes) >= MAX_ASKED:
             return None
-        depth = min(most, MAX_DEPTH)
-        acceptance = self.costs.total.value if held.acceptance is None else held.acceptance
-        plan = self.costs.plan(max(1, len(self.state.running.due)), acceptance, depth, self.state.costs.expected_s)
-        if not plan.is_worthwhile:
-            held.num_plain += 1
-            if held.num_plain < held.probe_every:
-                return None
-            depth = min(depth, PROBE_DEPTH)
-        if sequence.sampled - held.num_sent > CATCH_UP:
-            self._wishes[sequence.id] = _Wish(sequence, depth, None, plan)
+        if sequence.sampled - held.num_sent >= CATCH_UP:
+            self._wishes[sequence.id] = _Wish(held, 1, None)
             return None  # until it has caught up
-        held.probe_every = PROBE_EVERY if plan.is_worthwhile else min(MAX_PROBE_EVERY, 2 * held.probe_every)
-        held.num_plain = 0
-        until = now + self._wait_s(depth, now)
-        self._wishes[sequence.id] = _Wish(sequence, depth, until, plan)
-        return until
+        wish = self._wishes[sequence.id] = _Wish(held, min(most, MAX_DEPTH), now + self._wait_s(now))
+        return wish.until
 
-    def _wait_s(self, depth: int, now: float) -> float:
+    def _wait_s(self, now: float) -> float:
         """Return how long to wait for a proposal at most, the rest of the request under way included."""
-        expected_s = self.costs.expected_s(depth)
+        expected_s = self.costs.expected_s(MAX_DEPTH)
         if not expected_s:
             return FIRST_WAIT_S
         rest_s = 0.0 if self._request is None else max(0.0, self._request.sent_at + expected_s - now)
         return min(MAX_WAIT_S, rest_s + WAIT_FACTOR * expected_s + MIN_WAIT_S)
 
-    def ask(self, now: float) -> None:
-        """Send the next request, if sequences wish for proposals and none is under way."""
+    def ask(self, now: float) -> list[int]:
+        """Send the next request, if sequences wish for proposals and none is under way. Return the sequences that need
+        not wait, because a proposal is not worth its time."""
         if not self._wishes or self._request is not None:
-            return
-        entries: list[AskedSequence] = []
-        plans: list[DraftPlan] = []
-        until, num_tokens = now, 0
+            return []
         self._forget_ended()
+        # Drop the wishes of sequences that have gone on without.
+        wishes = {id: wish for id, wish in self._wishes.items() if wish.until is None or wish.until > now}
+        plan = self._decide(list(wishes.values()))
+        released = [id for id, wish in wishes.items() if wish.until is not None and not wish.most]
+        self._wishes = {id: wish for id, wish in wishes.items() if wish.most}
+        if self._wishes:
+            self._send(plan, now)
+        return released
+
+    def _decide(self, wishes: list[_Wish]) -> DraftPlan:
+        """Decide what to ask for: full proposals, short ones as a probe, or nothing. A wish for no tokens is
+        dropped."""
+        if not wishes:
+            return DraftPlan(0.0)
+        worthwhile = [wish for wish in wishes if wish.held.acceptance >= MIN_ACCEPTANCE]
+        num_rows, step_s = max(len(wishes), len(self.state.running.due)), self.state.costs.expected_s
+        acceptance = sum(wish.held.acceptance for wish in worthwhile) / max(1, len(worthwhile))
+        plan = self.costs.plan(num_rows, len(worthwhile), acceptance, step_s) if worthwhile else DraftPlan(0.0)
+        if plan.is_worthwhile:
+            self._num_plain, self._probe_every = 0, PROBE_EVERY
+            for wish in wishes:
+                wish.limit_unlikely()
+            return plan
+        self._num_plain += 1
+        # a probe takes a hundredth of the time at most
+        cost = self.costs.expected_s(PROBE_DEPTH) / (step_s(num_rows) or 1.0)
+        is_probe = self._num_plain >= max(self._probe_every, 100 * cost)
+        if is_probe and any(wish.until is not None for wish in wishes):
+            self._num_plain, self._probe_every = 0, min(MAX_PROBE_EVERY, 2 * self._probe_every)
+        for wish in wishes:
+            wish.most = min(wish.most, PROBE_DEPTH) if is_probe else 0
+        return plan
+
+    def _send(self, plan: DraftPlan, now: float) -> None:
+        entries: list[AskedSequence] = []
+        until, num_tokens = now, 0
         for number, wish in [*self._wishes.items()]:
-            held = self._sequences.get(number)
-            if held is None or (wish.until is not None and wish.until <= now):  # it has gone on without
-                del self._wishes[number]
-                continue
-            entry = _entry(wish, held)
+            entry = _entry(wish)
             if entries and num_tokens + len(entry.tokens) > MAX_ASK_TOKENS:
                 break
             del self._wishes[number]
             num_tokens += len(entry.tokens)
-            held.num_sent = wish.sequence.sampled
+            wish.held.num_sent = wish.held.sequence.sampled
             until = max(until, wish.until or now)
             entries.append(entry)
-            plans.append(wish.plan)
-        if not entries:
-            return
         self._num_requests += 1
         sent = {entry.sequence: entry.start + len(entry.tokens) for entry in entries}
-        self._request = _Request(self._num_requests, now, sent, min(plan.least_kept for plan in plans))
-        least, forgotten = min(plan.least for plan in plans), tuple(self._to_forget)
+        self._request = _Request(self._num_requests, now, sent, plan.least_kept)
+        forgotten = tuple(self._to_forget)
         self._to_forget.clear()
-        message = AskProposals(self._num_requests, least, self.costs.acceptance, tuple(entries), forgotten)
+        message = AskProposals(self._num_requests, plan.least, self.costs.acceptance, tuple(entries), forgotten)
         self.out.append(AskDraft(message, until - now))
 
     def propose(self, sequence: Sequence, most: int) -> tuple[int, ...]:
         """Return what is left of the last proposal after the tokens that the sequence has gained since."""
         held = self._sequences.get(sequence.id)
-        if held is None or not held.tokens:
+        if held is None or not held.drafted:
             return ()
         gained = sequence.tokens[held.start :]
-        if len(gained) >= len(held.tokens) or tuple(gained) != held.tokens[: len(gained)]:
+        if len(gained) >= len(held.drafted) or tuple(gained) != held.drafted[: len(gained)]:
             return ()
         held.next_index = len(gained)
-        return held.tokens[len(gained) : len(gained) + most]
+        return held.drafted[len(gained) : len(gained) + most]
 
     def record(self, sequence: int, num_proposed: int, num_accepted: int) -> None:
         """Record how many tokens of the proposal that ``propose`` returned last were accepted."""
         held = self._sequences.get(sequence)
         if held is None or held.next_index is None:
             return
-        self.costs.record_tokens(held.logprobs[held.next_index : held.next_index + num_proposed], num_accepted)
-        if held.acceptance is None:
-            held.acceptance = self.costs.total.value
+        self.costs.record_tokens(held.confidence[held.next_index : held.next_index + num_proposed], num_accepted)
         for index in range(min(num_proposed, num_accepted + 1)):
             held.acceptance += SEQUENCE_WEIGHT * ((index < num_accepted) - held.acceptance)
 
@@ -330,8 +357,8 @@ class Drafts:
         }
 
 
-def _entry(wish: _Wish, held: _DraftedSequence) -> AskedSequence:
-    sequence = wish.sequence
+def _entry(wish: _Wish) -> AskedSequence:
+    held, sequence = wish.held, wish.held.sequence
     if held.num_sent > sequence.sampled:
         held.num_sent = 0  # it was cut
     opening = None

@@ -1,76 +1,18 @@
-"""Plans, their phases, and the layers that must be rebuilt after a change of plan."""
+"""Plans, their phases, and the start after a restart of the broker."""
 
 from __future__ import annotations
 
 import enum
-from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import lcm
 
 from swarm.broker.planner.explain import Forecast
 from swarm.broker.planner.load import PlanGauge
 from swarm.broker.planner.problem import NO_WORKER
-from swarm.broker.state.sequences import Sequence
-from swarm.wire.messages import BLOCK, Activated, LayerRange, Order, Prepared
+from swarm.wire.messages import BLOCK, LayerRange, Order, Prepared
 from swarm.wire.transport.keys import split_ticket
 
 MAX_SHARE_UNIT = 4096  # positions; sharing by larger units would hardly ever apply
-
-
-@dataclass(frozen=True, slots=True)
-class PlanConstraints:
-    """Plan constraints set by an operator. They take precedence over the settings for as long as the broker process
-    lives, and refer to workers by name, so that they also hold for a restarted worker."""
-
-    # workers that keep the layers they served when cordoned (None: no layers) and get nothing new
-    cordoned: Mapping[str, LayerRange | None] = field(default_factory=dict)
-    drained: frozenset[str] = frozenset()  # workers that serve nothing
-    # ``pins``, ``caps``, ``exclude`` and ``objective`` have the same meaning as in the settings
-    pins: Mapping[str, LayerRange] = field(default_factory=dict)
-    caps: Mapping[str, int] = field(default_factory=dict)
-    exclude: frozenset[str] = frozenset()
-    objective: str = ""
-    margin: float | None = None  # how much quicker the next plan must be (a fraction); None: as the settings define
-
-    def cordon(self, name: str, layers: LayerRange | None) -> PlanConstraints:
-        """Restrict a worker to these layers (None: it has none)."""
-        return replace(self, cordoned={**self.cordoned, name: layers})
-
-    def drain(self, name: str) -> PlanConstraints:
-        """Cordon a worker and remove all layers from it."""
-        return replace(self.cordon(name, None), drained=self.drained | {name})
-
-    def uncordon(self, name: str) -> PlanConstraints:
-        """Allow a worker to get layers again."""
-        rest = {other: layers for other, layers in self.cordoned.items() if other != name}
-        return replace(self, cordoned=rest, drained=self.drained - {name})
-
-    def restriction(self, name: str) -> str:
-        """Return ``drained``, ``cordoned``, or an empty string for a worker that may get layers."""
-        if name not in self.cordoned:
-            return ""
-        return "drained" if name in self.drained else "cordoned"
-
-    def clear_margin(self) -> PlanConstraints:
-        """Return to the margin of the settings, once the requested plan is active."""
-        return self if self.margin is None else replace(self, margin=None)
-
-    @property
-    def has_overrides(self) -> bool:
-        """Whether an operator has set constraints for plans, beyond cordoned workers."""
-        return bool(self.pins or self.caps or self.exclude or self.objective)
-
-    def without_overrides(self) -> PlanConstraints:
-        """Return a copy without the operator's constraints on plans; cordoned workers stay cordoned."""
-        return PlanConstraints(cordoned=self.cordoned, drained=self.drained)
-
-    @property
-    def cache_key(self) -> tuple[object, ...]:
-        """Cache key: equal where the same plan would be made."""
-        parts = (self.cordoned, self.pins, self.caps)
-        named = tuple(tuple(sorted(part.items(), key=lambda item: item[0])) for part in parts)
-        return (*named, self.drained, self.exclude, self.objective, self.margin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,123 +229,3 @@ class PlanState:
     @property
     def max_sequences(self) -> int:
         return min((p.max_sequences for p in self.capacity.values()), default=0)
-
-
-@dataclass(slots=True)
-class Rebuilding:
-    """Sequences whose keys and values are incomplete in some layers since the plan changed, and the progress of their
-    rebuild."""
-
-    chunk_positions: int = 256  # positions per replay order
-    # what each stage holds, until all stages have reported it
-    reports: dict[str, Activated] = field(default_factory=dict)
-    queue: deque[Sequence] = field(default_factory=deque)  # sequences that wait for their rebuild to start
-    in_progress: list[Sequence] = field(default_factory=list)  # sequences with a chunk under way
-    num_groups: int = 0  # replay steps ordered so far
-    ordered_at: float = 0.0  # time at which an order was last sent or answered
-    began_at: float = 0.0
-    cost: int = 0  # layers times positions of all replays since ``began_at``
-    cost_done: int = 0  # the part of it that is computed
-    completed_before: int = 0  # number of the next step when a sequence last became complete
-    num_resuming: int = 0  # sequences that became complete before that step
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether all layers are rebuilt."""
-        return not self.queue and not self.in_progress
-
-    @property
-    def num_waiting(self) -> int:
-        """Number of sequences that are not complete yet."""
-        return len(self.queue) + len(self.in_progress)
-
-    def begin_work(self, cost: int) -> None:
-        """Note the layers times positions of all replays."""
-        self.cost, self.cost_done = cost, 0
-
-    def record_work(self, layer_positions: int) -> None:
-        """Add a finished chunk."""
-        self.cost_done += layer_positions
-
-    def next_group(self) -> int:
-        """Return the number of the next replay step."""
-        self.num_groups += 1
-        return self.num_groups
-
-    def record_complete(self, next_step: int) -> None:
-        """Note that a sequence has become complete. ``next_step``: number of the next step."""
-        self.num_resuming = self.num_resuming + 1 if self.completed_before == next_step else 1
-        self.completed_before = next_step
-
-    def expected_rest_s(self, now: float) -> float:
-        """Return the expected time until all sequences are complete, at the speed so far."""
-        left = max(0, self.cost - self.cost_done)
-        return max(0.0, now - self.began_at) * left / self.cost_done if self.cost_done else 0.0
-
-    def expected_wait_s(self, now: float) -> float:
-        """Return the time from the beginning until a waiting sequence is complete, on average over them: they become
-        complete one after the other."""
-        return max(0.0, now - self.began_at) + self.expected_rest_s(now) / 2
-
-    def clear(self) -> None:
-        """Drop everything at the end of an epoch: the stages will report again what each layer holds."""
-        self.reports.clear()
-        for sequence in (*self.in_progress, *self.queue):
-            sequence.cancel_rebuilds()
-        self.queue.clear()
-        self.in_progress.clear()
-        self.cost = self.cost_done = self.completed_before = self.num_resuming = 0
-
-
-@dataclass(slots=True)
-class RecheckComparison:
-    """A recheck in progress: results of one stage are computed again by other workers."""
-
-    ticket: int
-    epoch: int
-    sequence: Sequence
-    stage: StagePlan
-    checkers: tuple[str, ...]  # names of the workers that compute again
-    stop: int  # position up to which the results are compared
-    give_up_at: float
-    # result of the stage: a digest, or the drawn tokens; None until it is available
-    expected: str | tuple[int, ...] | None = None
-    result: str | tuple[int, ...] | None = None  # result of the checkers; None until it is available
-
-
-@dataclass(slots=True)
-class RecheckSchedule:
-    """Schedule of ``members.recheck``: one comparison at a time, of each stage and each sequence in turn."""
-
-    current: RecheckComparison | None = None
-    due_at: float = 0.0  # time at which the last one became due
-    _num_begun: int = 0
-    _turn: int = 0
-    _last_sequence: int = 0
-
-    def next_stage(self, num_stages: int) -> int:
-        index, self._turn = self._turn % num_stages, self._turn + 1
-        return index
-
-    def next_sequence(self, eligible: list[Sequence]) -> Sequence | None:
-        """Return the sequence that follows the last one compared, by id."""
-        later = [sequence for sequence in eligible if sequence.id > self._last_sequence]
-        return min(later or eligible, key=lambda sequence: sequence.id, default=None)
-
-    def next_ticket(self) -> int:
-        self._num_begun += 1
-        return self._num_begun
-
-    def record_sequence(self, sequence: Sequence) -> None:
-        self._last_sequence = sequence.id
-
-    def begin(self, comparison: RecheckComparison) -> None:
-        self.current = comparison
-
-    def end(self) -> RecheckComparison:
-        ended, self.current = self.current, None
-        assert ended is not None
-        return ended
-
-    def record_due(self, now: float) -> None:
-        self.due_at = now

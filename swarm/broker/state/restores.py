@@ -22,7 +22,6 @@ class Restore:
     ticket: int
     start: int  # position from which on the stages read
     stop: int  # position up to which they read at most
-    num_positions: int  # behind ``start``
     began_at: float
     deadline: float  # when the sequence runs at the latest
     ordered_at: float = 0.0  # when the stages were ordered to read, and how long they may
@@ -99,7 +98,6 @@ class RestoreState:
             self.num_tickets,
             start=sequence.kv,
             stop=sequence.sampled - 1,
-            num_positions=sequence.pending,
             began_at=now,
             deadline=deadline,
         )
@@ -107,7 +105,7 @@ class RestoreState:
     @property
     def num_awaited(self) -> int:
         """Positions of all sequences that wait."""
-        return sum(item.num_positions for item in self.in_progress.values() if item.is_current)
+        return sum(item.stop + 1 - item.start for item in self.in_progress.values() if item.is_current)
 
     @property
     def unopened(self) -> list[Sequence]:

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from swarm.broker.state.constraints import PlanConstraints
 from swarm.broker.state.costs import StepCosts
 from swarm.broker.state.ended_requests import EndedRequests, ForgottenRequests, JournalLookups
 from swarm.broker.state.evidence import Evidence
@@ -14,13 +15,16 @@ from swarm.broker.state.lifecycle import SequenceState
 from swarm.broker.state.migration import MigrationState
 from swarm.broker.state.moves import PlanMoves
 from swarm.broker.state.newcomers import Newcomers
-from swarm.broker.state.plans import PlanConstraints, PlanState, Rebuilding, RecheckSchedule, RestartState
+from swarm.broker.state.plans import PlanState, RestartState
 from swarm.broker.state.prefix import PrefixCache, PrefixRules
 from swarm.broker.state.queue import AwaitingJournal, RequestTimers, RetryAfter, WaitingQueue
+from swarm.broker.state.rebuilding import Rebuilding
+from swarm.broker.state.rechecks import RecheckSchedule
 from swarm.broker.state.recoveries import RecoveryHistory
 from swarm.broker.state.restores import RestoreState
 from swarm.broker.state.running import RunningSequences
 from swarm.broker.state.sequences import Request, Sequence
+from swarm.broker.state.shared_prefixes import SharedPrefixes
 from swarm.broker.state.workers import Routes, Worker
 from swarm.wire.messages import BLOCK, NO_LINEAGE, Asset, HostHello, Json, Lineage, Manifest, SequencePosition
 from swarm.wire.shared_positions import SharedPositions
@@ -194,6 +198,7 @@ class State:
     prefix: PrefixCache = field(default_factory=lambda: PrefixCache(PrefixRules(is_enabled=False)))
     # positions of running and retired sequences that count once, though several of them hold them
     shared: SharedPositions = field(default_factory=SharedPositions)
+    prefixes: SharedPrefixes = field(default_factory=SharedPrefixes)  # of the account, over a change of plan
     workers: dict[str, Worker] = field(default_factory=dict)
     # non-members: incarnation -> time of the last message sent to it
     non_members: dict[str, float] = field(default_factory=dict)
@@ -409,15 +414,19 @@ class State:
 
     def preempt(self, sequence: Sequence) -> None:
         """Preempt a running sequence: its blocks are freed with the next step, and it waits to be computed again."""
+        sequence.num_preempted += 1
+        self.count("preemptions")
+        self.send_back(sequence)
+
+    def send_back(self, sequence: Sequence) -> None:
+        """Let a running sequence wait again; the stages release it with the next step."""
         self.running.remove(sequence)
         self.release_fork(sequence)
         self.prefix.index.forget(sequence.id)
         self.shared.release(sequence.id)
         self.to_release.append(sequence.id)
         sequence.requeue()
-        sequence.num_preempted += 1
         self.waiting.add(sequence)
-        self.count("preemptions")
 
     def release_fork(self, sequence: Sequence) -> None:
         """Release the pin on the sequence that this one was to be copied from."""
@@ -432,7 +441,10 @@ class State:
         self.to_retire.clear()
         self.to_truncate.clear()
         self.prefix.clear()
+        self.prefixes.lacking.clear()
         self.restores.end_plan()
+        if self.shared.num_mappings:  # otherwise the account was cleared before
+            self.prefixes.before, self.shared = self.shared, SharedPositions()
         self.shared.clear(self.plans.share_unit if self.prefix.rules.is_enabled else 0)
         self.waiting.restore_aside()
 

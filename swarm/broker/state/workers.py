@@ -141,6 +141,7 @@ class Worker:
     called_at: float | None = None  # time of the last order to send Hello again, or to go
     num_corrupt_results: int = 0  # number of its results that were proven wrong; if any, nothing it holds is used again
     num_faults: int = 0  # how often it was put out, or failed a device test, because its steps raised
+    differences: list[float] = field(default_factory=list)  # recent times at which it held other than what was counted
     num_confirmed: int = 0  # how often another worker computed the same result
     # worker name -> number of disagreements, in which one of the two was wrong
     disagreed_with: dict[str, int] = field(default_factory=dict)
@@ -267,6 +268,11 @@ class Worker:
         """Whether copies of the keys and values that the worker computed may be used."""
         return self.is_trusted and not self.is_revoked
 
+    def record_difference(self, now: float, window_s: float) -> int:
+        """Note that the worker holds other than what the broker counts. Return how often within this window."""
+        self.differences = [*(at for at in self.differences if now - at < window_s), now]
+        return len(self.differences)
+
     def fail_test(self, problem: str, now: float) -> None:
         """Put the worker out because a test of its device failed."""
         self.put_out(f"its steps failed, and so did a test of its device: {problem}")
@@ -299,9 +305,10 @@ class Worker:
 
 
 def describe_failed(workers: Iterable[Worker]) -> list[str]:
-    """Describe the workers that are out until a test of their device passes."""
+    """Describe the workers that are out until a test of their device passes, or for a pause."""
     failed = [w for w in workers if w.state is WorkerState.OUT and w.verdict is Verdict.FAILED]
-    return [f"{worker.name} is out until a test of its device passes: {worker.reason[:500]}" for worker in failed]
+    until = ("until a test of its device passes", "for a pause")
+    return [f"{worker.name} is out {until[bool(worker.differences)]}: {worker.reason[:500]}" for worker in failed]
 
 
 def _backoff_s(num_times: int) -> float:

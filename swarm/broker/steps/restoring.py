@@ -75,6 +75,7 @@ class Restorer:
                 excluded=tuple(sorted(restores.excluded)),
             )
             self.out.extend(SendToWorker(worker.peer, order) for worker in workers)
+            self.state.count("restored_positions", 0)  # reported from now on
 
     def _common_bits(self, plan: Plan, workers: list[Worker]) -> str:
         """Return the bits that all stages have; empty if they differ, or if a stage has no space on disk."""
@@ -163,7 +164,6 @@ class Restorer:
         """Let a sequence run from a position that all stages have reached."""
         sequence = item.sequence
         self.state.restores.end(item)
-        position = min(position, sequence.sampled - 1)
         sequence.finish_restore(position)
         self.state.recoveries.record_restored(sequence.id, item.start, position)
         self.state.running.refresh(sequence)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from swarm.errors import IllegalMove
 from swarm.sim.checks.spill_check import SpillCheck
+from swarm.sim.checks.verdict_check import VerdictCheck
 from swarm.sim.views import WorkerView
 from swarm.sim.world import World
 from swarm.stage.actions import ReadSpilled, SpillChunk, StopReadingSpilled, StoreSpilled
@@ -27,7 +28,8 @@ CHUNK = BLOCK  # positions of a chunk: prompts are short here
 SPILL_FROM = BLOCK + 1  # length from which sequences are written and read
 LOST_FILES, LOST_MESSAGES, FAILED_STORES = 0.05, 0.05, 0.05  # shares
 LATE_ANSWERS, WRONG_ANSWERS = 0.05, 0.05  # shares
-WRONG_BY = (-2 * CHUNK, -1, 1 << 20)  # positions; more than it has, within the order, would fail the next step
+WRONG_BY = (-2 * CHUNK, -1, 1, CHUNK, 1 << 20)  # positions; more than it has, within the order, fail the next step
+WRONGED_S = 60.0  # a worker whose answers are wrong may be excluded for this long
 DiskAction = SpillChunk | ReadSpilled | StoreSpilled | StopReadingSpilled
 SLOW = 0.05  # share of reads that take ``SLOW_S``
 TURN_S, WRITE_S, READ_S, SLOW_S = (0.002, 0.04), (0.0, 0.05), (0.0, 0.02), (0.5, 4.0)
@@ -75,6 +77,7 @@ class SpillScene(Protocol):
 
     world: World
     spill_check: SpillCheck
+    verdict_check: VerdictCheck
 
 
 class SimSpillShell:
@@ -82,6 +85,7 @@ class SimSpillShell:
 
     def __init__(self, scene: SpillScene, node: SpillNode, disk: SimSpillDisk) -> None:
         self._world, self._check, self._node, self._disk = scene.world, scene.spill_check, node, disk
+        self._verdict_check = scene.verdict_check
         self._chance = disk.random
         self._reading: dict[int, str] = {}  # by ticket: the bits
         self._schedule_turn()
@@ -97,6 +101,7 @@ class SimSpillShell:
         if self._chance.random() < WRONG_ANSWERS:
             position = max(0, message.position + self._chance.choice(WRONG_BY))
             message = msgspec.structs.replace(message, position=position)
+            self._verdict_check.record_incident(self._node.name, WRONGED_S)
         if self._chance.random() >= LATE_ANSWERS:
             send(message)
             return

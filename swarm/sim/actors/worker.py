@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.errors import ModelError
+from swarm.errors import KvFull, ModelError
 from swarm.sim.actors.device import SimDevice
 from swarm.sim.actors.environment import Environment
 from swarm.sim.actors.heartbeats import SimHeartbeats
@@ -103,6 +103,7 @@ class WorkerNode:
         self._lineage = self.previous_lineage = NO_LINEAGE  # of the broker that welcomed it last, and of the one before
         self._fence = 0  # the control thread's fence flag, which a computation reads
         self._stop_standby = False
+        self._unopened: list[int] = []  # sequences that found no memory in the current event
         self._inbox: deque[stage_event.Event] = deque()
         self._held_back: list[Callable[[], None]] = []  # received while frozen
         self._held_end: Callable[[], None] | None = None  # end of a computation, held back while frozen or hung
@@ -283,6 +284,10 @@ class WorkerNode:
                 self._perform(action)
         if not self.is_alive:
             return
+        if self._unopened:
+            unopened, self._unopened = tuple(self._unopened), []
+            self._handle(stage_event.KvOverfull("no mapping", unopened))
+            return
         has_failed = bool(self._inbox) and isinstance(self._inbox[0], stage_event.KvStoreFailed)
         if not has_failed and (actions or not isinstance(event, stage_event.StageTick | stage_event.KvTurn)):
             self._cluster.check_after_stage(self, snapshot)
@@ -319,12 +324,13 @@ class WorkerNode:
             case (
                 stage_act.OpenSequence()
                 | stage_act.ForkSequence()
+                | stage_act.SharePrefix()
                 | stage_act.ShrinkSequence()
                 | stage_act.TruncateSequence()
                 | stage_act.ReleaseSequence()
                 | stage_act.DropKv()
             ):
-                stage_act.apply_to_executor(self.executor, action)
+                self._apply_to_executor(action)
             case (
                 stage_act.StoreKv()
                 | stage_act.ConnectKvTargets()
@@ -349,6 +355,13 @@ class WorkerNode:
                 self._world.tell(f"{self.incarnation} ##", action)
             case _:
                 self._perform_control(action)
+
+    def _apply_to_executor(self, action: stage_act.SequenceAction) -> None:
+        try:
+            stage_act.apply_to_executor(self.executor, action)
+        except KvFull:
+            assert isinstance(action, stage_act.ForkSequence | stage_act.SharePrefix)
+            self._unopened.append(action.sequence)
 
     def _move_kv(self, action: KvAction | DiskAction) -> tuple[stage_event.Event, ...]:
         if not isinstance(action, DiskAction):
@@ -432,6 +445,8 @@ class WorkerNode:
             self._next_link = None
 
     def _compute(self, action: stage_act.Compute | stage_act.TestDevice) -> None:
+        if self._unopened:
+            return  # nothing is computed if a sequence of the same step could not be opened
         self.is_busy = True
         self._heartbeats.on_compute_start()
         self._world.schedule(self.device.draw_duration_s, lambda: self._finish_when_awake(action))

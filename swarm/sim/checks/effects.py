@@ -243,11 +243,15 @@ def check_held(snapshot: tuple[Activate, LayerPositions] | None, node: WorkerVie
     order, earlier = snapshot
     live = {item.sequence: item.position for item in order.live}
     layers = node.core.layers
-    for sequence, by_layer in _layer_positions(node).items():
+    now = _layer_positions(node)
+    shared = {link.sequence: link for link in order.shared}
+    for sequence, by_layer in now.items():
         for layer in range(layers.first, layers.stop):
             had = earlier.get(sequence, {}).get(layer, 0)
             has, counts = by_layer.get(layer, 0), live.get(sequence, 0)
-            if has != min(had, counts) and order.epoch == node.core.fence:
+            is_given = sequence in shared and has == shared[sequence].position
+            is_given = is_given and now.get(shared[sequence].source, {}).get(layer, 0) >= has > had
+            if has != min(had, counts) and not is_given and order.epoch == node.core.fence:
                 text = f"sequence {sequence} layer {layer}: {had} were held, {counts} count, {has} are held now"
                 raise Violation(f"I8: {node.incarnation} {text}")
     held_here = node.core.sequences.keys() | node.core.store.copies.sequences.keys()

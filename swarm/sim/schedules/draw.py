@@ -59,6 +59,7 @@ KV_FAULTS: tuple[FaultKind, ...] = (  # the same
         "kv_owner",
         "kv_pair",
         "kv_stale",
+        "kv_unshared",
     ),
 )
 BY_OWN_CHANCE: tuple[FaultKind, ...] = (

@@ -325,6 +325,16 @@ def _kv_store_fails(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
     node.kv.num_failing = fault.count
 
 
+def _kv_unshared(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    """Let a worker's system refuse to map pages, in a few cases for a while only and without a lesson from it."""
+    executor = node.executor
+    executor.refuses_to_share = True
+    if fault.whom % 4 == 0:
+        executor.is_stubborn = True
+        cluster.verdict_check.record_incident(node.name, POISONED_S)
+        cluster.world.schedule(fault.for_s, lambda: setattr(executor, "refuses_to_share", False))
+
+
 def _kv_lost(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
     if fault.whom % 2:
         node.kv.num_lost_orders = 1 + fault.whom % MOST_KV_LOST
@@ -421,6 +431,7 @@ _ON_WORKER: dict[str, Callable[[Cluster, WorkerNode, Fault], None]] = {
     "kv_lost": _kv_lost,
     "kv_pair": _kv_pair,
     "kv_store_fails": _kv_store_fails,
+    "kv_unshared": _kv_unshared,
 }
 _ON_CLUSTER: dict[str, Callable[[Cluster, list[WorkerNode], Fault], None]] = {
     "join": _join,

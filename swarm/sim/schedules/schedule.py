@@ -62,6 +62,7 @@ FaultKind = Literal[
     "kv_short",  # memory is short, so that copies are dropped; in half of the cases right before their owner dies
     "kv_lost",  # orders about copies, or reports of them, do not arrive
     "kv_store_fails",  # memory for arrived parts can't be allocated
+    "kv_unshared",  # a worker refuses to share memory between sequences; now and then it offers to, all the same
     "kv_crash_at",  # the next worker that reaches a point of a transfer dies there
     "kv_owner",  # a worker dies once a number of parts of copies have arrived
     "kv_pair",  # a worker and a holder of its copies die within a second

@@ -137,6 +137,31 @@ class KvArena:
 
     # --- shared prefixes ---------------------------------------------------------------------------------------------
 
+    def share(self, sequence: int, source: int, position: int, *, is_mapped: bool) -> None:
+        """Count a sequence's first ``position`` positions as shared with another one, once under a plan.
+
+        ``is_mapped``: the source has them in all layers in use. Its pages are mapped over the sequence's, which has the
+        same positions or none in each of these layers. Raises ``KvFull`` if they can't be shared.
+        """
+        held, old = self._sequences[sequence], self._sequences[source]
+        layers = old.layers - old.copies.keys()
+        for layer in sorted(layers) if is_mapped else ():
+            self.ensure_region(sequence, layer, *self._existing_region(source, layer).read(0, 0))
+        self._mark_used(held, position if is_mapped else 0)
+        shared = self._shared.link(
+            *(sequence, source, position), mine=held.mappings, other=old.mappings, layers=layers if is_mapped else set()
+        )
+        if shared < position:
+            self.refuse_sharing()
+            raise KvFull(
+                f"sequence {sequence} can't share the first {position} positions with {source}, as the plan counts"
+            )
+
+    @property
+    def num_pages_kept(self) -> int:
+        """How often a sequence kept shared pages, because the system refused to map other ones."""
+        return self._shared.num_kept
+
     @property
     def can_share(self) -> bool:
         """Whether sequences can share pages."""
@@ -171,7 +196,10 @@ class KvArena:
             if not self._has_pages:
                 held.rack.resize(taken)
             for layer in held.layers if self._num_slots > 1 else ():
-                held.rack.buffers[layer].free_from(held.slot, held.limit, is_mapped=held.mappings.is_mapped)
+                try:
+                    held.rack.buffers[layer].free_from(held.slot, held.limit, is_mapped=held.mappings.is_mapped)
+                except OSError as error:
+                    self._shared.keep_pages(held.mappings, error)
 
     # --- keys and values in motion -----------------------------------------------------------------------------------
 
@@ -242,6 +270,8 @@ class KvArena:
             return
         self._used -= held.used
         self._clear(sequence, held)
+        if held.mappings.is_stuck:
+            return  # it would not read as zeros
         held.rack.free.append(held.slot)
         held.rack.free.sort(reverse=True)
         if len(held.rack.free) == self._num_slots:
@@ -260,7 +290,10 @@ class KvArena:
             held.rack.buffers.pop(layer, None)
             held.rack.forget_addresses()
         elif buffer is not None:
-            buffer.clear(held.slot, is_mapped=held.mappings.is_mapped)
+            try:
+                buffer.clear(held.slot, is_mapped=held.mappings.is_mapped)
+            except OSError as error:
+                self._shared.keep_pages(held.mappings, error)
         held.layers.discard(layer)
         self._count_copy(held, layer, 0)
 
@@ -318,11 +351,12 @@ class KvArena:
                 f"positions {row.start} to {row.start + row.count} don't fit"
             )
 
-    def mark_used(self, row: Row) -> None:
-        """Count the row's positions as used; they are about to be written."""
+    def mark_used(self, row: Row, *, is_replay: bool = False) -> None:
+        """Count the row's positions as used; they are about to be written. A replay writes what is there, if anything:
+        shared positions stay the same in every sequence."""
         self.check_reserved(row)
         held = self._sequences[row.sequence]
-        if row.start < held.mappings.stop:
+        if row.start < held.mappings.stop and not is_replay:
             self._shared.stop(row.sequence, held.mappings)
         self._mark_used(held, row.start + row.count)
 

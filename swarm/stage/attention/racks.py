@@ -144,14 +144,14 @@ class LayerBuffer:
     def clear(self, slot: int, *, is_mapped: bool = False) -> None:
         """Give a slot's pages back to the operating system; they read as zeros afterwards.
 
-        ``is_mapped``: whether a file's pages may be mapped over some of them.
+        ``is_mapped``: whether a file's pages may be mapped over some of them. Raises ``OSError`` if they stay mapped.
         """
         for tensor, pages in zip((self.keys, self.values), self.pages, strict=True):
             size = tensor.stride(0) * tensor.itemsize
             _give_back(tensor, pages, slot * size, size, is_mapped=is_mapped)
 
     def free_from(self, slot: int, position: int, *, is_mapped: bool = False) -> None:
-        """Give back the slot's pages that hold only positions from ``position`` on."""
+        """Give back the slot's pages that hold only positions from ``position`` on. Raises ``OSError`` as ``clear``."""
         for tensor, layout, pages in zip((self.keys, self.values), self.layouts, self.pages, strict=True):
             units = -(-position // layout.unit)
             for head in range(tensor.shape[1]):
@@ -198,7 +198,11 @@ class Rack:
 
 def _give_back(tensor: torch.Tensor, pages: mmap.mmap, start: int, size: int, *, is_mapped: bool) -> None:
     if is_mapped:  # the advice would bring back the file's bytes instead of zeros
-        map_pages(tensor.data_ptr() + start, size)
+        try:
+            map_pages(tensor.data_ptr() + start, size)
+        except OSError:
+            pages.madvise(mmap.MADV_DONTNEED, start, size)
+            raise
     else:
         pages.madvise(mmap.MADV_DONTNEED, start, size)
 

@@ -22,6 +22,7 @@ class SlotMappings:
     slot: int
     runs: list[tuple[SharedPages, int]] = field(default_factory=list)  # with the position up to which it is mapped
     is_mapped: bool = False  # some pages of the slot may be a file's
+    is_stuck: bool = False  # and they can't be replaced
 
     @property
     def stop(self) -> int:
@@ -55,11 +56,48 @@ class SlotMappings:
             pages.map(self.rack.buffers, self.slot, stop)
             self.runs.append((pages, stop))
 
+    def has_runs(self, runs: list[tuple[int, int]], layers: Collection[int]) -> bool:
+        """Whether pages are mapped over these runs, each from its start to an end, in all of these layers. The last one
+        may have to be extended."""
+        if len(self.runs) < len(runs):
+            return False
+        held = [(pages.start, end) for pages, end in self.runs[: len(runs)]]
+        *earlier, (start, stop) = runs
+        pages, end = self.runs[len(runs) - 1]
+        reaches = end >= stop or (end == pages.stop and len(self.runs) == len(runs))
+        is_whole = all(pages.layers.keys() >= set(layers) for pages, _ in self.runs[: len(runs)])
+        return is_whole and held[:-1] == earlier and held[-1][0] == start and reaches
+
+    def is_mapped_like(self, source: SlotMappings, runs: list[tuple[int, int]], layers: Collection[int]) -> bool:
+        """Whether the source's pages are mapped over these runs of the slot, in all of these layers."""
+        pairs = list(zip(self.runs, source.runs, runs, strict=False))
+        return len(pairs) == len(runs) and all(
+            mine[0] is other[0]
+            and mine[0].start == start
+            and min(mine[1], other[1]) >= stop
+            and mine[0].layers.keys() >= set(layers)
+            for mine, other, (start, stop) in pairs
+        )
+
+    def replace(
+        self, source: SlotMappings, runs: list[tuple[int, int]], layers: Collection[int], unit: int, file: PageFile
+    ) -> None:
+        """Map runs of the source instead of those that are mapped; behind them, the slot has pages of its own."""
+        if self.stop > runs[-1][1]:
+            self.copy_out()
+        before, self.runs = self.runs, []
+        try:
+            self.map_fork(source, runs, layers, unit, file)
+        finally:
+            for pages, stop in before:
+                pages.leave(stop)
+
     def copy_out(self) -> None:
-        """Give the slot pages of its own."""
+        """Give the slot pages of its own. After an OSError, the runs not copied out are mapped as before."""
         while self.runs:
-            pages, stop = self.runs.pop()
+            pages, stop = self.runs[-1]
             pages.copy_out(self.rack.buffers, self.slot, stop)
+            self.runs.pop()
 
     def forget(self) -> None:
         """Note that the slot has new pages, whose content is zero."""
@@ -78,6 +116,7 @@ class SharedSlots:
             False  # the broker counts positions as shared: a copy would take memory that it does not count
         )
         self.is_refused = False  # the system refused to map pages: nothing more is shared, and the next plan counts so
+        self.num_kept = 0  # how often a slot kept shared pages, because the system refused to map other ones
         self._file: ref[PageFile] | None = None  # it lives while pages of it are mapped
 
     def start(self, unit: int, slots: Iterable[SlotMappings]) -> None:
@@ -91,7 +130,7 @@ class SharedSlots:
         num_ranges = sum(each.num_ranges for each in mapped)
         while num_ranges > max_ranges():
             num_ranges -= mapped[-1].num_ranges
-            mapped.pop().copy_out()
+            self._copy_out(mapped.pop())
 
     def counted_stop(self, source: int, position: int) -> int:
         """Return how many of the source's first positions the broker counts as shared with a fork."""
@@ -123,10 +162,48 @@ class SharedSlots:
             return 0
         return stop
 
+    def link(
+        self, sequence: int, source: int, position: int, *, mine: SlotMappings, other: SlotMappings, layers: set[int]
+    ) -> int:
+        """Count a sequence's first positions as shared with the source, unless they are. Map the source's over them in
+        these layers. Return their number."""
+        if not self.positions.inherited(sequence):
+            num_mappings = self.positions.num_mappings + self.positions.fork_mappings(source, position)
+            ranges = 2 * sum(other.rack.buffers[layer].shape.heads for layer in layers)
+            if self.is_refused or num_mappings * ranges > max_ranges():
+                return 0
+            self.positions.fork(sequence, source, position)
+        runs = [(run.start, end) for run, end in self.positions.inherited(sequence)]
+        stop = runs[-1][1] if runs else 0
+        if not layers or not stop or mine.is_mapped_like(other, runs, layers):
+            return stop
+        try:
+            if not other.has_runs(runs, layers):
+                other.copy_out()
+            mine.replace(other, runs, layers, self.positions.unit, self._open_file())
+        except OSError as error:
+            self.keep_pages(mine, error)
+            return 0
+        return stop
+
     def stop(self, sequence: int, mine: SlotMappings) -> None:
         """Count all positions of a sequence as its own, and give it pages of its own."""
         self.positions.release(sequence)
-        mine.copy_out()
+        self._copy_out(mine)
+
+    def _copy_out(self, mine: SlotMappings) -> None:
+        """Give a slot pages of its own. If the system refuses, the shared ones stay mapped. They are private: what is
+        written there shows in no other sequence, but takes memory in addition to them. Nothing more is shared then."""
+        try:
+            mine.copy_out()
+        except OSError as error:
+            self.keep_pages(mine, error)
+
+    def keep_pages(self, mine: SlotMappings, error: OSError) -> None:
+        """Note that the system refuses to map other pages over a slot, which no other sequence may get any more."""
+        log.warning("kv_pages_kept", error=str(error))
+        self.num_kept += 1
+        self.is_refused = mine.is_stuck = True
 
     def _open_file(self) -> PageFile:
         file = None if self._file is None else self._file()

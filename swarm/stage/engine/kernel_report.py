@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import torch
 import transformers
@@ -41,10 +42,10 @@ def describe_kernels(
     kind had the same bits cut into stages as whole.
     """
     modules = [module for root in roots for module in root.modules()]
+    has_experts, applies_elementwise = _find_features(skeleton)
     products = ", ".join([_describe_linears(skeleton, modules), *_describe_formats(skeleton, formats)])
     parts = [f"linears {products}", f"attention {_describe_attention(skeleton)}"]
-    # experts of a layer are stored as a three-dimensional parameter
-    if any(parameter.ndim == 3 for parameter in skeleton.model.parameters()):
+    if has_experts:
         parts.insert(1, f"experts {_describe_experts(skeleton)}")
     exact = (
         same_bits_when_cut
@@ -52,12 +53,22 @@ def describe_kernels(
         and all(map(_is_exact, modules))
         and _is_attention_exact(skeleton)
     )
-    exact = exact and not any(_applies_elementwise(module) for module in skeleton.model.modules())
+    exact = exact and not applies_elementwise
     dtype = str(skeleton.dtype).removeprefix("torch.")
     parts.append(_bits_owner(skeleton, left_to_torch))
     notes = f" (not Swarm's own: {native.unavailable_reason()})" if _could_be_native(skeleton) else ""
     notes += f" (rejected: {native.rejected_variants()})" if native.rejected_variants() else ""
     return f"{'; '.join(parts)}; {dtype}, {'exact' if exact else 'inexact'}{notes}"
+
+
+@lru_cache(maxsize=2)
+def _find_features(skeleton: ModelSkeleton) -> tuple[bool, bool]:
+    """Return whether the model has experts, which are stored as a three-dimensional parameter, and whether a module of
+    it applies an elementwise function itself. A worker that takes layers over has no time for looking at all modules
+    again."""
+    model = skeleton.model
+    has_experts = any(parameter.ndim == 3 for parameter in model.parameters())
+    return has_experts, any(_applies_elementwise(module) for module in model.modules())
 
 
 def describe_bits(

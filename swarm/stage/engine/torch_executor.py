@@ -8,59 +8,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import psutil
 import torch
 
 from swarm.errors import IllegalMove, KvFull, ModelError
-from swarm.log import get_logger
-from swarm.stage import native
 from swarm.stage.attention.arena import KvArena
-from swarm.stage.attention.grid import GRID
 from swarm.stage.attention.passes import CacheStats
 from swarm.stage.engine import dry_runs
 from swarm.stage.engine.batch_sampling import BatchSamples, sample_batch
 from swarm.stage.engine.device import free_memory, make_clock, memory_stats, parse_device, release_cached
 from swarm.stage.engine.forward import copy_to_array, run_batch
 from swarm.stage.engine.grammars import GrammarMasks
-from swarm.stage.engine.kernel_report import describe_bits, describe_code, describe_fallback, describe_kernels
+from swarm.stage.engine.kernel_report import describe_code, describe_fallback
 from swarm.stage.engine.kv_transfers import KvTransfers
+from swarm.stage.engine.loaded_layers import LoadedLayers
 from swarm.stage.engine.measure import measure_layer_costs
-from swarm.stage.engine.selfcheck import Numerics, check_cut, check_kernels, same_bits
+from swarm.stage.engine.memory_plan import MemoryPlan
+from swarm.stage.engine.model_kernels import ModelKernels
+from swarm.stage.engine.rechecks import Rechecker
 from swarm.stage.executor import Batch, Capacity, FenceRaised, ForwardResult, KvData, Progress, StopCheck
-from swarm.stage.model.build import DTYPES, ModelSkeleton, Stage, choose_dtype
+from swarm.stage.model.build import Stage, choose_dtype
 from swarm.stage.model.checkpoint import Checkpoint
-from swarm.stage.model.loading import Modules, StageLoader, log_fetching
+from swarm.stage.model.loading import StageLoader, log_fetching
 from swarm.stage.model.location import locate_model
-from swarm.stage.model.weight_formats import find_formats
 from swarm.stage.native import cores
-from swarm.stage.native.linears import NativeLinear
 from swarm.stage.native.memory import release_free_memory
 from swarm.stage.quantization.at_load import AS_STORED, Quantization
 from swarm.wire.messages import KV_SHARE, LayerCost, LayerRange, Manifest, layers_of, to_ranges
-
-_MAX_KV_BYTES = 64 << 30  # upper bound of keys and values
-
-log = get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _PreparedStage:
-    """A stage that is ready to compute."""
-
-    stage: Stage
-    standby: frozenset[int]  # layers for which memory is reserved
-    parts: dict[LayerRange, Stage] = field(default_factory=dict)  # stages of some of its layers, for replays
-
-
-@dataclass(frozen=True, slots=True)
-class _Recheck:
-    """Layers that are computed again for a comparison, and their keys and values."""
-
-    stage: Stage
-    arena: KvArena
 
 
 @dataclass(slots=True)
@@ -121,64 +98,43 @@ class TorchExecutor:
         torch.set_num_threads(self.threads)
         cores.expect_threads(self.threads, self.threads_alone)
         self._manifest = self._checkpoint.manifest(self._dtype_name)
-        self._build_skeleton()
-        check_cut(self._skeleton.config)
-        # whether cut and whole models of this kind have the same bits
-        self._same_bits_when_cut = self._device.type == "cpu" and self._prove_kernels()
-        self._check_activations()
+        self._kernels = ModelKernels(self._checkpoint, self._device, self._dtype_name)
+        self._skeleton, self._source = self._kernels.skeleton, self._kernels.source
         self._loader = StageLoader(self._checkpoint, self._manifest, self._skeleton, self._source)
-        self.memory_bytes = self.scale_memory(memory_limit if memory_limit is not None else free_memory(self._device))
-        self.kv_share = kv_share
+        memory_bytes = self.scale_memory(memory_limit if memory_limit is not None else free_memory(self._device))
+        self._memory = MemoryPlan(self._manifest, memory_bytes, kv_share)
         self._arena = KvArena(self._device)
         self._transfers = KvTransfers(self._arena, self._manifest, self._skeleton)
         self._clock = make_clock(self._device)
-        self._active: _PreparedStage | None = None
-        self._prepared: _PreparedStage | None = None  # built by ``prepare``, not active yet
-        # standby layers, by number; replaced as a whole, because another thread may be reading it
-        self._standby_modules: dict[int, Modules] = {}
-        self._recheck: _Recheck | None = None  # the recheck in progress
-        self._left_to_torch: set[str] = set()  # processor-dependent torch operations of everything loaded so far
+        self._layers = LoadedLayers(self._loader, self._memory)
+        self._rechecker = Rechecker(
+            self._device, lambda layers: self._loader.build_resident(layers, self._layers.modules)
+        )
         self._counters = _Counters()
         self._cache_stats = CacheStats()
         self._grammars = GrammarMasks(self._checkpoint.folder, self._manifest.eos_token_ids)
 
-    def _build_skeleton(self) -> None:
-        self._skeleton = ModelSkeleton.from_checkpoint(self._checkpoint, self._device, DTYPES[self._dtype_name])
-        self._source = self._skeleton.source(self._checkpoint)
-        self._formats = find_formats(self._skeleton, self._source)
-
-    def _check_activations(self) -> None:
-        """Raise ``ModelError`` if rows should be rounded to int8 and our kernels do not multiply."""
-        if self._checkpoint.has_int8_rows and not self._skeleton.has_quantized_products:
-            why = native.unavailable_reason() or f"they do not compute in {self._dtype_name} on {self._device}"
-            raise ModelError(
-                f"worker.activations = int8 needs Swarm's kernels, which this worker can't use ({why}); set it to auto "
-                "for all workers"
-            )
-
-    def _prove_kernels(self) -> bool:
-        """Choose our own kernels, or torch's if ours do not support the model. True if cut and whole have the same
-        bits."""
-        check_kernels(self._skeleton.config, self._dtype_name, Numerics.of_model(self._skeleton, self._formats))
-        if native.unavailable_reason():
-            log.warning("own_kernels_unused", why=native.unavailable_reason())
-            self._build_skeleton()
-        return same_bits(self._skeleton.config, self._dtype_name, Numerics.of_model(self._skeleton, self._formats))
-
     @property
     def has_own_kernels(self) -> bool:
         """Whether our own kernels multiply, not torch's."""
-        return self._skeleton.kernel is NativeLinear
+        return self._kernels.are_own
 
     def scale_memory(self, num_bytes: int) -> int:
-        """Return how much of the manifest's bytes this memory holds.
+        """Return how much of the manifest's bytes this memory holds."""
+        return self._kernels.scale_memory(num_bytes)
 
-        The manifest has the packed sizes of quantized matrices. Without our kernels they are dequantized, so that the
-        same layers take more memory.
-        """
-        if self._skeleton.has_quantized_products:
-            return num_bytes
-        return int(num_bytes * self._checkpoint.packed_share(self._dtype_name))
+    @property
+    def kv_share(self) -> float:
+        return self._memory.kv_share
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory for weights, keys and values, in the manifest's bytes."""
+        return self._memory.memory_bytes
+
+    @memory_bytes.setter
+    def memory_bytes(self, num_bytes: int) -> None:
+        self._memory.memory_bytes = num_bytes
 
     @property
     def manifest(self) -> Manifest:
@@ -197,28 +153,21 @@ class TorchExecutor:
         """The model's folder, from which files are sent to other workers."""
         return self._checkpoint
 
-    def _kv_budget(self, layers: LayerRange, standby: frozenset[int]) -> int:
-        weights = self._manifest.weight_bytes(layers) + self._other_standby_bytes(layers, standby)
-        return min(_MAX_KV_BYTES, int(max(0, self.memory_bytes - weights) * self.kv_share))
-
     @property
     def weight_bytes(self) -> int:
         """Bytes of all loaded weights."""
-        active = 0 if self._active is None else self._manifest.weight_bytes(self._active.stage.layers)
-        return active + self.standby_bytes
+        active = self._layers.active
+        return self.standby_bytes + (0 if active is None else self._manifest.weight_bytes(active.stage.layers))
 
     @property
     def standby_bytes(self) -> int:
         """Bytes of the weights of standby layers."""
-        return sum(map(self._manifest.weight_bytes, to_ranges(self._standby_modules)))
-
-    def _other_standby_bytes(self, layers: LayerRange, standby: frozenset[int]) -> int:
-        return sum(map(self._manifest.weight_bytes, to_ranges(standby - layers_of((layers,)))))
+        return self._memory.standby_bytes(self._layers.standby)
 
     # --- plans -------------------------------------------------------------------------------------------------------
 
     def measure(self) -> tuple[LayerCost, ...]:
-        costs = measure_layer_costs(self._skeleton, self._formats, self.threads, self.threads_alone)
+        costs = measure_layer_costs(self._skeleton, self._kernels.formats, self.threads, self.threads_alone)
         release_free_memory()
         return costs
 
@@ -227,16 +176,14 @@ class TorchExecutor:
     ) -> Capacity:
         began = time.perf_counter()
         standby_layers = layers_of(standby)
-        self._check_range(layers)
-        self._check_memory((layers, *to_ranges(standby_layers - layers_of((layers,)))))
-        stage, new = self._loader.load(layers, self._loaded_modules(), progress)
+        stage, new = self._layers.load_stage(layers, standby_layers, progress)
         loaded = time.perf_counter()
         warm_up_s = sum(self._warm_up_stage(self._loader.build_slice(stage, part)) for part in to_ranges(new))
-        self._prepared = _PreparedStage(stage, standby_layers)
-        kernels, bits = self._describe(stage.modules)
+        self._layers.set_prepared(stage, standby_layers)
+        kernels, bits = self._kernels.describe(stage.modules)
         share_unit, share_mappings = self._transfers.sharing(layers)
         return Capacity(
-            kv_tokens=max(0, self._capacity(layers, standby_layers) - max_sequences * self._arena.wasted),
+            kv_tokens=max(0, self._memory.kv_positions(layers, standby_layers) - max_sequences * self._arena.wasted),
             max_sequences=max_sequences,
             load_s=loaded - began,
             warm_up_s=warm_up_s,
@@ -247,68 +194,17 @@ class TorchExecutor:
             share_mappings=share_mappings,
         )
 
-    def _describe(self, modules: Modules) -> tuple[str, str]:
-        """Return the kernels that multiply in these modules, and whose bits they give."""
-        left_to_torch = sorted(self._left_to_torch)
-        kernels = describe_kernels(
-            self._skeleton,
-            modules.values(),
-            left_to_torch,
-            formats=self._formats,
-            same_bits_when_cut=self._same_bits_when_cut,
-        )
-        return kernels, describe_bits(self._skeleton, left_to_torch, kernels, self._formats)
-
     def loaded_bits(self) -> str:
-        return self._describe(self._loaded_modules())[1]
+        return self._kernels.describe(self._layers.modules)[1]
 
     def keep(self, ranges: tuple[LayerRange, ...], progress: Progress, stopped: StopCheck) -> tuple[LayerRange, ...]:
-        for layers in ranges:
-            self._check_range(layers)
-        wanted = layers_of(ranges)
-        active = () if self._active is None else (self._active.stage.layers,)
-        wanted -= layers_of(active)
-        self._check_memory((*active, *to_ranges(wanted)))
-        self._standby_modules = {layer: modules for layer, modules in self._standby_modules.items() if layer in wanted}
-        release_free_memory()
-        for layer in sorted(wanted - self._standby_modules.keys()):
-            if stopped(to_ranges(self._standby_modules)):
-                break
-            stage, _ = self._loader.load(LayerRange(layer, layer + 1), {}, progress)
-            self._warm_up_stage(stage)
-            # replace the dict: another thread may be reading it
-            self._standby_modules = self._standby_modules | {layer: stage.modules}
-        return to_ranges(self._standby_modules)
-
-    def _check_range(self, layers: LayerRange) -> None:
-        if not 0 <= layers.first < layers.stop <= self._manifest.num_layers:
-            raise ModelError(f"layers {layers} are not a range of the model's {self._manifest.num_layers} layers")
-
-    def _check_memory(self, ranges: tuple[LayerRange, ...]) -> None:
-        needed = sum(map(self._manifest.weight_bytes, ranges))
-        if needed > self.memory_bytes:
-            raise ModelError(
-                f"layers {', '.join(map(str, ranges))} need {needed >> 20} MiB, but this worker may use "
-                f"{self.memory_bytes >> 20} MiB; raise its memory limit or add a worker"
-            )
-
-    def _loaded_modules(self) -> Modules:
-        held = {} if self._active is None else dict(self._active.stage.modules)
-        for modules in self._standby_modules.values():
-            held |= modules
-        return held
+        return self._layers.keep(ranges, progress, stopped, self._warm_up_stage)
 
     def activate(self, layers: LayerRange, kept: tuple[LayerRange, ...] = (), share_unit: int = 0) -> None:
-        if self._prepared is not None and self._prepared.stage.layers == layers:
-            loaded = self._loaded_modules()
-            self._active, self._prepared = self._prepared, None
-            self._standby_modules = {layer: self._loader.modules_of(layer, loaded) for layer in layers_of(kept)}
-            release_free_memory()
-        elif self._active is None or self._active.stage.layers != layers:
-            raise IllegalMove(f"layers {layers} were not prepared")
+        self._layers.activate(layers, layers_of(kept))
         self._arena.keep_layers(layers, layers_of(kept))
         self._arena.start_sharing(share_unit)
-        self._recheck = None
+        self._rechecker.drop()
         cores.start_helpers(self.threads_alone)
 
     # --- sequences ---------------------------------------------------------------------------------------------------
@@ -321,6 +217,9 @@ class TorchExecutor:
 
     def fork(self, sequence: int, source: int, position: int, limit: int, *, may_share: bool = True) -> None:
         self._arena.fork(sequence, source, position, limit, may_share=may_share)
+
+    def share(self, sequence: int, source: int, position: int, *, is_mapped: bool) -> None:
+        self._arena.share(sequence, source, position, is_mapped=is_mapped)
 
     def shrink(self, sequence: int, limit: int) -> None:
         self._arena.shrink(sequence, limit)
@@ -344,7 +243,8 @@ class TorchExecutor:
         return self._transfers.fits(data)
 
     def write_kv(self, sequence: int, limit: int, data: KvData) -> None:
-        self._transfers.write(sequence, limit, data, None if self._active is None else self._active.stage.layers)
+        active = self._layers.active
+        self._transfers.write(sequence, limit, data, None if active is None else active.stage.layers)
 
     def drop_kv(self, sequence: int, layers: LayerRange) -> None:
         self._arena.drop_copies(sequence, layers)
@@ -353,19 +253,15 @@ class TorchExecutor:
         return self._transfers.copy_bytes
 
     def kv_free_bytes(self) -> int:
-        if self._active is None:
-            budget = min(_MAX_KV_BYTES, int(max(0, self.memory_bytes - self.standby_bytes) * self.kv_share))
-            return budget - self.kv_copy_bytes()
-        layers = self._active.stage.layers
+        if (active := self._layers.active) is None:
+            return self._memory.kv_budget(None, self._layers.standby) - self.kv_copy_bytes()
+        layers = active.stage.layers
         in_use = self._arena.used * sum(self._manifest.kv_bytes_per_token[layers.first : layers.stop])
-        return self._kv_budget(layers, self._active.standby) - in_use - self.kv_copy_bytes()
+        return self._memory.kv_budget(layers, active.standby) - in_use - self.kv_copy_bytes()
 
     def kv_capacity(self) -> int:
-        return 0 if self._active is None else self._capacity(self._active.stage.layers, self._active.standby)
-
-    def _capacity(self, layers: LayerRange, standby: frozenset[int]) -> int:
-        per_token = sum(self._manifest.kv_bytes_per_token[layers.first : layers.stop])
-        return self._kv_budget(layers, standby) // per_token // GRID * GRID
+        active = self._layers.active
+        return 0 if active is None else self._memory.kv_positions(active.stage.layers, active.standby)
 
     def kv_used(self) -> int:
         return self._arena.used
@@ -373,11 +269,12 @@ class TorchExecutor:
     # --- computing ---------------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]) -> ForwardResult:
-        stage, clock = self._active_stage() if batch.through is None else self._part_stage(batch.through), self._clock
+        stage = self._active_stage() if batch.through is None else self._layers.part_stage(batch.through)
+        clock = self._clock
         left_layers: list[Any] = []
         began = clock.mark()
         for row in batch.rows:
-            self._arena.mark_used(row)
+            self._arena.mark_used(row, is_replay=batch.through is not None)
         if self._arena.used > self.kv_capacity():
             self._arena.refuse_sharing()
             raise KvFull(f"{self._arena.used} positions are in use, the capacity is {self.kv_capacity()}")
@@ -422,26 +319,15 @@ class TorchExecutor:
     def recheck(
         self, batch: Batch, limit: int, fenced: Callable[[], bool], progressed: Callable[[], None]
     ) -> ForwardResult:
-        assert batch.through is not None
-        (row,) = batch.rows
-        if row.start == 0:
-            arena = KvArena(self._device)
-            arena.open(row.sequence, limit)
-            self._recheck = _Recheck(self._loader.build_resident(batch.through, self._loaded_modules()), arena)
-        recheck = self._recheck
-        if recheck is None or recheck.stage.layers != batch.through:
-            raise IllegalMove(f"layers {batch.through} are computed again from the middle")
         began = self._clock.mark()
-        recheck.arena.mark_used(row)
-        result = run_batch(
-            recheck.stage, recheck.arena, batch, is_fenced=fenced, on_progress=progressed, threads=self.threads
-        )
-        hidden = None if recheck.stage.has_head or result is None else copy_to_array(result)
-        samples = self._sample(recheck.stage, batch, result, self.threads)
+        stage, result = self._rechecker.run(batch, limit, fenced, progressed, self.threads)
+        hidden = None if stage.has_head or result is None else copy_to_array(result)
+        samples = self._sample(stage, batch, result, self.threads)
         if samples.delayed:
             raise ModelError("the grammar of what is computed again is not compiled yet")
+        (row,) = batch.rows
         if row.start + row.count >= limit:
-            self._recheck = None
+            self._rechecker.drop()
         return ForwardResult(
             hidden, samples.sampled, samples.failed, self._clock.elapsed_s(began, self._clock.mark()), 0.0
         )
@@ -465,19 +351,7 @@ class TorchExecutor:
         return result
 
     def _active_stage(self) -> Stage:
-        if self._active is None:
-            raise IllegalMove("no layers are active")
-        return self._active.stage
-
-    def _part_stage(self, layers: LayerRange) -> Stage:
-        """Return a stage of some of the active stage's layers, with the same modules."""
-        whole = self._active_stage()
-        if layers == whole.layers:
-            return whole
-        assert self._active is not None
-        if layers not in self._active.parts:
-            self._active.parts[layers] = self._loader.build_slice(whole, layers)
-        return self._active.parts[layers]
+        return self._layers.active_stage()
 
     def _sample(self, stage: Stage, batch: Batch, result: torch.Tensor | None, threads: int) -> BatchSamples:
         if not stage.has_head or result is None:
@@ -490,16 +364,17 @@ class TorchExecutor:
     def _warm_up_stage(self, stage: Stage) -> float:
         began = time.perf_counter()
         result = dry_runs.warm_up(stage, self._manifest)
-        self._left_to_torch |= result.left_to_torch
+        self._kernels.add_left_to_torch(result.left_to_torch)
         self._transfers.add_shapes(result.shapes)
         return time.perf_counter() - began
 
     def test(self, progressed: Callable[[], None]) -> None:
-        if self._active is not None:
-            dry_runs.test_device(self._active.stage, self._manifest.hidden_size, self.threads, progressed)
+        if self._layers.active is not None:
+            dry_runs.test_device(self._layers.active.stage, self._manifest.hidden_size, self.threads, progressed)
 
     def drop_spare(self) -> None:
-        self._standby_modules, self._recheck = {}, None
+        self._layers.drop_standby()
+        self._rechecker.drop()
         release_free_memory()
         release_cached(self._device)
 
@@ -516,6 +391,7 @@ class TorchExecutor:
             "kv_used": self.kv_used(),
             "kv_capacity": self.kv_capacity(),
             "kv_copy_bytes": self.kv_copy_bytes(),
+            "kv_pages_kept": self._arena.num_pages_kept,
             "weight_bytes": self.weight_bytes,
             "standby_bytes": self.standby_bytes,
             "resident_bytes": psutil.Process().memory_info().rss,

@@ -326,8 +326,9 @@ def _check_shape(name: str, shape: torch.Size, expected: torch.Size) -> None:
 class Stage:
     """Layers ``layers`` of a model, with its embedding if they begin it and its head if they end it.
 
-    ``held`` contains loaded modules by name; they are shared, not copied. ``bare`` leaves out embedding and head,
-    whatever the layers are.
+    ``held`` contains loaded modules by name; they are shared, not copied. Among them may be another stage's ``shared``
+    ones: computing rotary tables anew would take most of the time of a first step. ``bare`` leaves out embedding and
+    head, whatever the layers are.
     """
 
     def __init__(
@@ -344,6 +345,7 @@ class Stage:
         self.has_head = layers.stop == skeleton.num_layers and not bare  # whether it ends in the head
         self.device, self.dtype = skeleton.device, skeleton.dtype
         self.modules: dict[str, nn.Module] = {}  # the stage's own modules with weights, by name
+        self.shared: dict[str, nn.Module] = {}  # the modules without weights, which every stage has
         self._model = self._copy_frame(skeleton, held)
         self._base = self._model.get_submodule(skeleton.parts.base)
         self._load(skeleton.parts, held, weights)
@@ -365,6 +367,9 @@ class Stage:
                 instead[id(layer)] = AbsentLayer(layer)
             elif name in held:
                 instead[id(layer)] = held[name]
+        for name in parts.shared:
+            if name in held:
+                instead[id(skeleton.model.get_submodule(name))] = held[name]
         return copy.deepcopy(skeleton.model, instead)
 
     def _load(self, parts: ModelParts, held: Mapping[str, nn.Module], weights: WeightLoader) -> None:
@@ -373,7 +378,9 @@ class Stage:
         for name in (parts.embed if self.has_embedding else ()) + (parts.tail if self.has_head else ()):
             self._load_or_share(name, held, weights)
         for name in parts.shared:
-            weights.load_module(self._model, name)
+            if name not in held:
+                weights.load_module(self._model, name)
+            self.shared[name] = self._model.get_submodule(name)
         if not self.has_head:
             for name in parts.tail:
                 self._model.set_submodule(name, nn.Identity())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 
@@ -31,6 +31,7 @@ class StageLoader:
         self._manifest = manifest
         self._skeleton = skeleton
         self._source = source
+        self._shared: Modules = {}  # modules without weights, of the last stage; replaced as a whole
         self.loaded_bytes = 0
         self.fetched_bytes = 0
 
@@ -45,7 +46,7 @@ class StageLoader:
             self.loaded_bytes += num_bytes
             progress(min(done, total), total)
 
-        stage = Stage(self._skeleton, layers, held, WeightLoader(self._skeleton, self._source, on_loaded))
+        stage = self._build(layers, held, on_loaded)
         progress(total, total)
         new = frozenset(
             layer
@@ -73,13 +74,19 @@ class StageLoader:
         for layer in range(layers.first, layers.stop):
             if not module_names(self._skeleton, layer) <= loaded.keys():
                 raise IllegalMove(f"layer {layer} is not loaded here")
-        return Stage(self._skeleton, layers, loaded, WeightLoader(self._skeleton, self._source, lambda _: None))
+        return self._build(layers, loaded)
 
     def build_slice(self, stage: Stage, layers: LayerRange) -> Stage:
         """Return a stage of some of another stage's layers, with the same modules."""
         if layers == stage.layers:
             return stage
-        return Stage(self._skeleton, layers, stage.modules, WeightLoader(self._skeleton, self._source, lambda _: None))
+        return self._build(layers, stage.modules)
+
+    def _build(self, layers: LayerRange, held: Modules, on_loaded: Callable[[int], None] = lambda _: None) -> Stage:
+        weights = WeightLoader(self._skeleton, self._source, on_loaded)
+        stage = Stage(self._skeleton, layers, self._shared | held, weights)
+        self._shared = stage.shared
+        return stage
 
     def modules_of(self, layer: int, loaded: Modules) -> Modules:
         """Return the modules of one loaded layer."""

@@ -15,7 +15,11 @@ _FIRST_SIZE = 1024  # positions of a first table; its size doubles as sequences 
 
 
 class RopeTable(nn.Module):
-    """Replacement of a module that computes (cos, sin) from positions alone. Used by one thread, like its stage."""
+    """Replacement of a module that computes (cos, sin) from positions alone.
+
+    All stages of a worker share it, and one thread may warm up a stage while another computes: a table is replaced as a
+    whole. If two threads extend it at once, the shorter one may stay, and is extended again.
+    """
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()

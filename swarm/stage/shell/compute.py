@@ -333,6 +333,7 @@ class ComputeThread:
             case (
                 act.OpenSequence()
                 | act.ForkSequence()
+                | act.SharePrefix()
                 | act.ShrinkSequence()
                 | act.TruncateSequence()
                 | act.ReleaseSequence()
@@ -368,7 +369,7 @@ class ComputeThread:
         try:
             act.apply_to_executor(self._executor, action)
         except KvFull as error:
-            assert isinstance(action, act.ForkSequence)
+            assert isinstance(action, act.ForkSequence | act.SharePrefix)
             unopened = () if self._overfull is None else self._overfull.unopened
             self._overfull = KvOverfull(str(error), (*unopened, action.sequence))
 

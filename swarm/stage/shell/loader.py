@@ -180,13 +180,13 @@ class PlanLoader:
     def _load_plan(self, action: act.LoadLayers, lineage: Lineage) -> Event:
         """Load a plan. Errors of the machine, the files or the plan become a LoadFailed event; any other error is a
         bug."""
-        reported_at = 0.0
-        throttle = self._throttle(functools.partial(self._wait_for_fence, action.epoch), MAX_TOTAL_REST_S)
+        reported_at = self._clock.now()  # warm layers are there before a first report would be due
+        throttle = self._plan_throttle(action)
 
         def on_progress(loaded_bytes: int, total_bytes: int) -> None:
             nonlocal reported_at
             self._vitals.loaded += 1
-            if action.gently:
+            if throttle is not None:
                 throttle.rest()
             if failpoints.armed:
                 failpoints.hit("load.tensor")
@@ -244,6 +244,11 @@ class PlanLoader:
             standby, problem = self._executor.keep((), on_progress, lambda _: True), str(error)
         throttle.finish()
         return StandbyLoaded(standby, throttle.worked_s - reported_s, problem, bits())
+
+    def _plan_throttle(self, action: act.LoadLayers) -> Throttle | None:
+        """Return the throttle of a load beside a plan that serves; None if no plan does."""
+        wait = functools.partial(self._wait_for_fence, action.epoch)
+        return self._throttle(wait, MAX_TOTAL_REST_S) if action.gently else None
 
     def _throttle(self, wait: Callable[[float], bool], max_rest_s: float = inf) -> Throttle:
         return Throttle(

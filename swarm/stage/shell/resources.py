@@ -15,7 +15,8 @@ from swarm.stage.model.build import possible_dtypes
 from swarm.stage.native import packed_cache, variant_choice
 from swarm.stage.quantization.at_load import Quantization
 from swarm.stage.shell.budget import MemoryBudget, split_memory
-from swarm.wire.messages import LayerCost
+from swarm.stage.shell.spill_memory import reserve_bytes
+from swarm.wire.messages import LayerCost, Manifest
 from swarm.wire.transport.keys import KeyPair
 
 if TYPE_CHECKING:
@@ -58,16 +59,18 @@ def open_resources(settings: Settings, pair: KeyPair, dtype: str = "") -> Worker
     costs = executor.measure()
     log_bytes = int(worker.log_bytes)
     if not worker.device.startswith("cuda"):  # for a GPU, the limit is for the device's own memory
-        budget = _memory_budget(limit, log_bytes)
+        budget = _memory_budget(limit, log_bytes, executor.manifest if worker.spill else None)
         executor.memory_bytes, log_bytes = executor.scale_memory(budget.model_bytes), budget.log_bytes
     return WorkerResources(executor, costs, log_bytes, pair, possible_dtypes(worker.dtype, parse_device(worker.device)))
 
 
-def _memory_budget(limit: int | None, log_bytes: int) -> MemoryBudget:
+def _memory_budget(limit: int | None, log_bytes: int, spilled: Manifest | None) -> MemoryBudget:
     """Return the division of the memory limit; without a limit, of the free memory. Call it before any weights are
-    loaded: the current size of the process counts as its base."""
+    loaded: the current size of the process counts as its base. ``spilled``: the model, if ``worker.spill`` is on."""
     base = psutil.Process().memory_info().rss
-    return split_memory(psutil.virtual_memory().available + base if limit is None else limit, base, log_bytes)
+    if limit is None:
+        limit = psutil.virtual_memory().available + base
+    return split_memory(limit, base, log_bytes, reserve_bytes(spilled, limit - base) if spilled else 0)
 
 
 def _model_path(settings: Settings) -> str:

@@ -82,7 +82,8 @@ class SpillFiles:
     """The files of one folder. Used by one thread. Methods raise ``OSError``, except ``read``."""
 
     def __init__(self, root: Path, limit_bytes: int) -> None:
-        self._root, self._limit_bytes = root, limit_bytes
+        self._root = root
+        self.limit_bytes = limit_bytes  # for all files; 0: none are written
         self._unlisted_bytes = limit_bytes  # written since the folder was read last
         self.num_bytes = 0  # of all files, when the folder was read last, and of what was written since
         self.num_damaged = 0  # files that were removed because their content was wrong
@@ -165,10 +166,10 @@ class SpillFiles:
 
     def _make_space(self, num_bytes: int) -> bool:
         """Remove files until one of this size fits. Return False if it can't."""
-        is_due = self._unlisted_bytes + num_bytes > self._limit_bytes // _ROOM
-        if is_due or self.num_bytes + num_bytes > self._limit_bytes or self._missing_bytes(num_bytes) > 0:
+        is_due = self._unlisted_bytes + num_bytes > self.limit_bytes // _ROOM
+        if is_due or self.num_bytes + num_bytes > self.limit_bytes or self._missing_bytes(num_bytes) > 0:
             self._tidy(num_bytes)
-        return self.num_bytes + num_bytes <= self._limit_bytes and self._missing_bytes(num_bytes) <= 0
+        return self.num_bytes + num_bytes <= self.limit_bytes and self._missing_bytes(num_bytes) <= 0
 
     def _missing_bytes(self, num_bytes: int) -> int:
         """Return what the disk lacks so that a file of this size leaves the reserve free."""
@@ -183,7 +184,7 @@ class SpillFiles:
         """Read the folder, which other workers use, too, and remove what exceeds the limit. Without a limit, remove
         files that were not used for a day: a worker with other settings may use the rest."""
         self._check_root()
-        if not self._limit_bytes:
+        if not self.limit_bytes:
             for file in self._list():
                 if file.used_at < time.time() - _FORGET_S:
                     file.path.unlink(missing_ok=True)
@@ -198,10 +199,10 @@ class SpillFiles:
         """Read the folder, and remove what the limit or the disk has no space for."""
         files = list(self._list())
         self.num_bytes, self._unlisted_bytes = sum(file.num_bytes for file in files), 0
-        excess = max(self.num_bytes + num_bytes - self._limit_bytes, self._missing_bytes(num_bytes))
+        excess = max(self.num_bytes + num_bytes - self.limit_bytes, self._missing_bytes(num_bytes))
         if excess <= 0:
             return
-        excess += self._limit_bytes // _ROOM
+        excess += self.limit_bytes // _ROOM
         for file in sorted(files, key=lambda file: file.order):
             if excess <= 0:
                 break

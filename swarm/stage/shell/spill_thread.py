@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 MAX_CHUNKS: Final = 2  # that wait for the disk (of some layers), and that wait for the compute thread (of all)
-_AHEAD_BYTES: Final = 32 << 20  # a larger chunk is read only when none waits for the compute thread
+AHEAD_BYTES: Final = 32 << 20  # a larger chunk is read only when none waits for the compute thread
 _FORMAT: Final = 2  # changes with the order of numbers in a file
 _HUNG_S: Final = 1.0  # a file takes milliseconds
 _TIDY_S: Final = 60.0  # between two looks at the whole folder
@@ -162,6 +162,7 @@ class SpillThread:
         """Return counters for ``swarmctl stats``. May be called from any thread."""
         return {
             "spill_bytes": self._files.num_bytes,
+            "spill_limit_bytes": self._files.limit_bytes,
             "spill_chunks_written": self.num_written,
             "spill_chunks_dropped": self.num_dropped,
             "spill_chunks_read": self.num_read,
@@ -219,7 +220,7 @@ class SpillThread:
             return False
         layers = self._readings[0].action.layers
         num_bytes = CHUNK * sum(self._manifest.kv_bytes_per_token[layers.first : layers.stop])
-        return len(self._results) < (MAX_CHUNKS if num_bytes <= _AHEAD_BYTES else 1)
+        return len(self._results) < (MAX_CHUNKS if num_bytes <= AHEAD_BYTES else 1)
 
     def _read_next(self, reading: _Reading) -> None:
         action, number = reading.action, reading.num_read

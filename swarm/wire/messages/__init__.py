@@ -164,6 +164,7 @@ from swarm.wire.messages.records import (
     SequencePosition,
     SequenceRange,
     Setting,
+    SharedPrefix,
     TensorSpec,
     TokenLogprob,
     layers_of,

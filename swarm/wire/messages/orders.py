@@ -34,6 +34,7 @@ from swarm.wire.messages.records import (
     LayerRanges,
     SequencePosition,
     SequenceRange,
+    SharedPrefix,
 )
 
 
@@ -103,11 +104,14 @@ class Activate(Message, frozen=True):
 
     Steps of this epoch are numbered without gaps from ``first_step`` on. ``share_unit``: the unit by which forked
     sequences share positions in every stage (``wire.shared_positions``); 0: the broker counts each sequence in full.
+    ``shared``: the prefixes that live sequences still share, in an order in which every source comes before those that
+    share with it. Layers that lack such a prefix get it from the source, once that has it in all layers.
     """
 
     first_step: StepNumber
     live: Annotated[tuple[SequencePosition, ...], msgspec.Meta(max_length=MAX_SEQUENCES)]
     share_unit: Position = 0
+    shared: Annotated[tuple[SharedPrefix, ...], msgspec.Meta(max_length=MAX_SEQUENCES)] = ()
 
 
 class Replay(Message, frozen=True):

@@ -96,6 +96,14 @@ class Setting(Record, frozen=True):
     origin: Text
 
 
+class SharedPrefix(Record, frozen=True):
+    """First positions of a sequence that it shares with another one."""
+
+    sequence: SequenceId
+    source: SequenceId
+    position: Position
+
+
 class SequencePosition(Record, frozen=True):
     sequence: SequenceId
     position: Position

@@ -308,7 +308,8 @@ class DataPathError(Message, frozen=True, kw_only=True, tag="trouble"):
     ``damaged``: a message was altered or lost in transit; no worker and no request is to blame. ``not_finite``: the
     received values were sent that way, so the sender computed wrongly. ``failed``: a step, or a chunk of a replay,
     raised here. ``kv_overfull``: the worker's keys and values need more memory than the broker counts, because the
-    worker can't share what the plan counts as shared; no request is to blame.
+    worker can't share what the plan counts as shared. ``misplaced``: a step or a replay does not fit what is stored
+    here. No request is to blame for these two.
     """
 
     incarnation: Incarnation
@@ -317,6 +318,7 @@ class DataPathError(Message, frozen=True, kw_only=True, tag="trouble"):
     not_finite: NotFinite | None = None
     failed: StepFailure | None = None
     kv_overfull: bool = False
+    misplaced: bool = False
     v: Version = 3
 
 

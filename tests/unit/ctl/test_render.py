@@ -92,6 +92,20 @@ def test_standby_shows_the_copies_of_each_worker() -> None:
     ]
 
 
+def test_nodes_show_what_spilling_workers_have_on_disk() -> None:
+    spill = {"num_bytes": 3 << 30, "limit_bytes": 20 << 30, "chunks_written": 30, "chunks_read": 4}
+    workers = [
+        {"name": "w0", "state": "member", "spill": spill | {"restored_positions": 1024}},
+        {"name": "w1", "state": "member", "spill": None},
+    ]
+    shown = io.StringIO()
+    Console(file=shown, width=400).print(nodes({"workers": workers, "refused": []}))
+    assert [line.strip()[2:] for line in shown.getvalue().splitlines() if "disk" in line] == [
+        "w0: 3.0 GiB of 20.0 GiB of keys and values on disk; it has written 30 chunks, read 4, and restored 1024 "
+        "positions"
+    ]
+
+
 @pytest.mark.parametrize(
     ("saved", "told"),
     [

@@ -108,6 +108,7 @@ class StageBench:
             case (
                 act.OpenSequence()
                 | act.ForkSequence()
+                | act.SharePrefix()
                 | act.ShrinkSequence()
                 | act.TruncateSequence()
                 | act.ReleaseSequence()
@@ -125,13 +126,15 @@ class StageBench:
 
     # --- scenes ------------------------------------------------------------------------------------------------------
 
-    def activate(self, epoch: int = 1, first_step: int = 1, live: tuple[tuple[int, int], ...] = ()) -> list[act.Action]:
+    def activate(
+        self, epoch: int = 1, first_step: int = 1, live: tuple[tuple[int, int], ...] = (), **fields: object
+    ) -> list[act.Action]:
         """The whole procedure of a new plan for ``layers``; the actions of the activation."""
         self.order(Prepare(epoch=epoch, layers=self.layers, standby=(), edge=EDGE, max_sequences=4))
         self.feed(Loaded(epoch, CAPACITY))
         self.order(Fence(epoch=epoch))
         positions = tuple(SequencePosition(*p) for p in live)
-        return self.order(Activate(epoch=epoch, first_step=first_step, live=positions))
+        return self.order(Activate(epoch=epoch, first_step=first_step, live=positions, **fields))  # type: ignore[arg-type]
 
     # --- what must hold ----------------------------------------------------------------------------------------------
 

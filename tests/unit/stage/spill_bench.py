@@ -74,6 +74,13 @@ class SpillBench:
                     self.reports.append(action.message)
         return done
 
+    def begin_storing(self) -> None:
+        """The core receives what was read next, and the compute thread is to store it."""
+        event = self.disk.take()
+        assert isinstance(event, SpilledRead)
+        (store,) = (action for action in self.stage.feed(event) if isinstance(action, act.StoreSpilled))
+        assert self.traffic.perform(store) == ()
+
     def store(self) -> SpilledStored | None:
         """Let the compute thread store, turn after turn, until all of a chunk is stored."""
         moves, stored = self.traffic._disk, None

@@ -61,6 +61,13 @@ def troubles(actions: list[act.Action]) -> list[str]:
     ]
 
 
+def misplaced(actions: list[act.Action]) -> list[bool]:
+    """Of each report of trouble: whether what arrived does not fit what is stored."""
+    return [
+        a.message.misplaced for a in actions if isinstance(a, act.SendToBroker) and isinstance(a.message, DataPathError)
+    ]
+
+
 def sent(actions: list[act.Action]) -> list[int]:
     """Numbers of the steps that were passed on."""
     return [a.step.step for a in actions if isinstance(a, act.SendStep)] + [
@@ -555,9 +562,19 @@ def test_what_can_not_be_is_trouble(stage: StageBench, step: object, text: str) 
     (reason,) = troubles(actions)
     assert reason.startswith("step 2 of epoch 1: ")
     assert text in reason
+    assert misplaced(actions) == [True]
     assert stage.computing is None
     assert sent(actions) == []
     assert stage.core.counters["steps_refused"] == 1
+
+
+@pytest.mark.parametrize("through", [LayerRange(0, 3), LayerRange(3, 6)])
+def test_a_replay_that_does_not_fit_blames_no_request_either(stage: StageBench, through: LayerRange) -> None:
+    """It begins behind what is held, or goes through layers of others."""
+    stage.run(step_of(1, Row(1, 0, 3, True), open=(opened(1),)))
+    actions = stage.step(step_of(0, Row(1, 5, 1, False), replay=True, through=through, alone=True))
+    assert misplaced(actions) == [True]
+    assert stage.computing is None
 
 
 # --- fences ----------------------------------------------------------------------------------------------------------

@@ -177,7 +177,7 @@ def test_a_full_disk_loses_nothing_but_time(make_disk: MakeDisk) -> None:
     assert spans(disk.write_all()) == [(1, 0, 256)]
     assert disk.turn() == [], "it rests"
     disk.clock.advance(11.0)
-    disk.files._limit_bytes = 1 << 20
+    disk.files.limit_bytes = 1 << 20
     assert spans(disk.write_all()) == [(1, 0, 256), (1, 256, 512), (1, 512, 768)]
     values = disk.traffic.values()
     assert (values["spill_chunks_written"], values["spill_chunks_dropped"]) == (3, 1)
@@ -482,10 +482,7 @@ def test_what_is_stored_when_the_time_is_over_counts(make_disk: MakeDisk) -> Non
     disk.open(5)
     disk.restore(5, within_s=0.04)
     disk.disk.work()
-    event = disk.disk.take()
-    assert event is not None
-    (store,) = (action for action in disk.stage.feed(event) if isinstance(action, act.StoreSpilled))
-    disk.traffic.perform(store)
+    disk.begin_storing()
     disk.stage.now += 0.05
     stored = disk.store()
     assert stored is not None
@@ -522,10 +519,7 @@ def test_a_step_waits_for_a_part_of_what_is_stored_only(make_disk: MakeDisk, mon
     for ticket in (7, 8):
         disk.restore(5, ticket=ticket)
         disk.disk.work()
-        event = disk.disk.take()
-        assert isinstance(event, SpilledRead)
-        (store,) = (action for action in disk.stage.feed(event) if isinstance(action, act.StoreSpilled))
-        assert disk.traffic.perform(store) == ()
+        disk.begin_storing()
         del calls[:]
         assert moves.next_event() is None
         assert calls == [(5, 0, 0), (5, 1, 0)]
@@ -539,7 +533,7 @@ def test_a_step_waits_for_a_part_of_what_is_stored_only(make_disk: MakeDisk, mon
 def test_a_large_chunk_is_read_only_when_none_waits(make_disk: MakeDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     written(make_disk)
     for ahead_bytes, expected in ((3 * CHUNK, 2), (3 * CHUNK - 1, 1)):
-        monkeypatch.setattr(spill_thread, "_AHEAD_BYTES", ahead_bytes)
+        monkeypatch.setattr(spill_thread, "AHEAD_BYTES", ahead_bytes)
         disk = make_disk()
         disk.open(5)
         disk.restore(5)

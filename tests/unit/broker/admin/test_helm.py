@@ -6,7 +6,7 @@ import pytest
 
 from swarm.auth.permissions import deny_reason
 from swarm.broker.state import WorkerState
-from swarm.broker.state.plans import PlanConstraints
+from swarm.broker.state.constraints import PlanConstraints
 from swarm.wire.messages import Cap, LayerRange, Pin, PlanCommand, PlanOverrides, Query, StopWorker
 from tests.unit.broker.bench import Bench, submit
 from tests.unit.broker.planning.test_plan_wanted import join, ruled

@@ -181,12 +181,16 @@ def test_a_log_without_its_beginning_serves_what_copies_lack() -> None:
         assert runs(plan, stages) == expected
 
 
-def long_runs(held: Mapping[str, Held], logs: Mapping[str, Logs], plan: Plan) -> list[tuple[int, int, int, int, int]]:
-    """(first layer, layer behind the last, first position, position behind the last, lost layers) at 1000 positions."""
+def long_sequence() -> Sequence:
     request = Request(submit("r"), CLIENT, 0.0, None)
     sequence = Sequence(id=SEQUENCE, request=request, index=0, seed=1, tokens=list(range(1000)), limit=2000)
     sequence.kv = 1000
-    found = find_rebuild_runs(sequence, plan, said(held, logs))
+    return sequence
+
+
+def long_runs(held: Mapping[str, Held], logs: Mapping[str, Logs], plan: Plan) -> list[tuple[int, int, int, int, int]]:
+    """(first layer, layer behind the last, first position, position behind the last, lost layers) at 1000 positions."""
+    found = find_rebuild_runs(long_sequence(), plan, said(held, logs))
     assert isinstance(found, list)
     return [(run.through.first, run.through.stop, run.start, run.stop, run.num_lost) for run in found]
 
@@ -213,6 +217,52 @@ def test_a_short_end_through_all_layers_is_replayed_too() -> None:
     """Only if most of the work goes through all of them, the sequence is computed again like a prompt."""
     plan = plan_of(("b", 0, 12))
     assert long_runs({"b": ((0, 4, 0), (4, 12, 960))}, {}, plan) == [(0, 4, 0, 960, 4), (0, 12, 960, 1000, 12)]
+
+
+AFTER_COPIES = plan_of(("a", 0, 12))  # layers 4 to 6 were taken over from copies; then layers 6 to 12 were lost
+
+
+@pytest.mark.parametrize(
+    ("logs", "expected"),
+    [
+        # the log before the copies ends where they were taken over; the one behind them begins there
+        (((4, 0, 960), (6, 930, 1000)), [("a", 4, 12, 0, 960, 6), (None, 0, 12, 960, 1000, 6)]),
+        (((3, 0, 1000), (4, 0, 960), (6, 930, 1000)), [("a", 4, 12, 0, 960, 6), ("a", 3, 12, 960, 1000, 6)]),
+        (((2, 500, 1000), (4, 0, 600)), [("a", 4, 12, 0, 600, 6), ("a", 2, 12, 600, 1000, 6)]),
+        (
+            ((4, 0, MIN_SPLIT), (3, 0, 900)),
+            [("a", 4, 12, 0, 256, 6), ("a", 3, 12, 256, 900, 6), (None, 0, 12, 900, 1000, 6)],
+        ),
+        (((4, 0, MIN_SPLIT - 1), (3, 0, 1000)), [("a", 3, 12, 0, 1000, 6)]),  # not worth another step
+        (((4, 1, 960), (3, 0, 1000)), [("a", 3, 12, 0, 1000, 6)]),  # a log with a gap at its beginning
+    ],
+)
+def test_a_log_that_ends_early_serves_the_first_positions(
+    logs: tuple[tuple[int, int, int], ...], expected: list[tuple[str | None, int, int, int, int, int]]
+) -> None:
+    """Layers that are gone through again, though they hold all, are level with the others in the end: the rest comes
+    through at least the same layers."""
+    stages = said({"a": ((0, 6, 1000), (6, 12, 0))})
+    entries = tuple(LogRange(SEQUENCE, boundary, start, stop) for boundary, start, stop in logs)
+    stages["a"] = replace(stages["a"], logs=entries)
+    found = find_rebuild_runs(long_sequence(), AFTER_COPIES, stages)
+    assert isinstance(found, list)
+    assert [
+        (run.source, run.through.first, run.through.stop, run.start, run.stop, run.num_lost) for run in found
+    ] == expected
+
+
+def test_what_lags_less_joins_where_the_other_log_begins() -> None:
+    """Layer 10 has copies up to 900: the first positions end before it, and the rest goes through it, too."""
+    stages = said({"a": ((0, 6, 1000), (6, 10, 0), (10, 12, 900))})
+    stages["a"] = replace(stages["a"], logs=(LogRange(SEQUENCE, 4, 0, 800),))
+    found = find_rebuild_runs(long_sequence(), AFTER_COPIES, stages)
+    assert isinstance(found, list)
+    assert [(run.source, *run_range(run)) for run in found] == [("a", 4, 10, 0, 800), (None, 0, 12, 800, 1000)]
+
+
+def run_range(run: Rebuild) -> tuple[int, int, int, int]:
+    return run.through.first, run.through.stop, run.start, run.stop
 
 
 # --- with a broker ----------------------------------------------------------------------------------------------------
@@ -408,6 +458,28 @@ def test_a_log_that_has_gone_meanwhile_is_replaced_by_the_tokens() -> None:
     assert step.open[0].sequence == order.sequence
     assert len(step.tokens) == order.stop
     assert bench.state.counters["replays_missing"] == 1
+
+
+def test_later_runs_through_layers_of_a_missing_log_come_from_the_tokens_too() -> None:
+    """The tokens go through the layers before the log again, which must be level in the end, whatever other log the
+    later run was to come from. A run through deeper layers is not concerned."""
+    bench = lose_one()
+    (order,) = replays(bench)
+    first, sequence = order.boundary, bench.sequence("r0")
+    later = Rebuild("w9.1", LayerRange(first - 1, 6), 1, order.stop, order.stop, order.stop)
+    deeper = Rebuild("w9.1", LayerRange(first + 1, 6), 1, order.stop, 0, 0)
+    sequence.rebuilds += [later, deeper]
+    name = ordered(bench)[0]
+    message = ReplayMissing(
+        epoch=order.epoch,
+        incarnation=bench.workers[name].incarnation,
+        sequence=order.sequence,
+        boundary=first,
+        has_from=order.stop,
+    )
+    bench.tell(name, message)
+    assert (later.source, later.through) == (None, LayerRange(0, 6))
+    assert (deeper.source, deeper.through) == ("w9.1", LayerRange(first + 1, 6))
 
 
 def test_without_any_log_all_is_computed_again_in_steps() -> None:

@@ -192,6 +192,19 @@ def test_nodes_show_the_way_to_the_next_stage_and_the_clock(serving: Bench) -> N
     assert nodes["w1"]["next"]["to"] == "the broker"
 
 
+def test_nodes_show_the_disk_of_workers_that_spill(bench: Bench) -> None:
+    """Zeros until the worker has reported its figures."""
+    bench.join("w0", spill_from=512)
+    bench.join("w1")
+    nodes = {n["name"]: n["spill"] for n in ask(bench, "nodes")["workers"]}
+    none = dict.fromkeys(("num_bytes", "limit_bytes", "chunks_written", "chunks_read", "restored_positions"), 0)
+    assert nodes == {"w0": none, "w1": None}
+    values = {"spill_bytes": 7e9, "spill_limit_bytes": 2e10, "spill_chunks_written": 30.0, "spill_chunks_read": 4.0}
+    bench.tell("w0", Stats(incarnation="w0.1", values=values | {"spill_positions_restored": 1024.0}))
+    (spill,) = [n["spill"] for n in ask(bench, "nodes")["workers"] if n["name"] == "w0"]
+    assert list(spill.values()) == [7_000_000_000, 20_000_000_000, 30, 4, 1024]
+
+
 def test_nodes_show_what_the_lost_had_and_since_when_the_others_are_here(serving: Bench) -> None:
     """Of one that went as it should there is nothing: nobody misses it."""
     serving.now += 5.0

@@ -56,6 +56,19 @@ def answer(bench: Bench, name: str, order: RestoreKv, position: int, **fields: o
     bench.tell(name, msgspec.structs.replace(message, **fields))
 
 
+def answer_all(bench: Bench, order: RestoreKv, position: int) -> None:
+    for name in bench.workers:
+        answer(bench, name, order, position)
+
+
+def serve_computed(make_bench: MakeBench) -> Bench:
+    """A sequence that is computed from its first position on, since no stage had anything of it."""
+    bench = serve(make_bench)
+    first, _ = opened(bench)
+    answer_all(bench, first, 0)
+    return bench
+
+
 # --- orders to write -------------------------------------------------------------------------------------------------
 
 
@@ -101,10 +114,7 @@ def test_by_default_nothing_changes(make_bench: MakeBench) -> None:
 
 
 def test_sequences_of_a_plan_with_other_bits_are_not_written(make_bench: MakeBench) -> None:
-    bench = serve(make_bench)
-    orders_ = opened(bench)
-    for name in bench.workers:
-        answer(bench, name, orders_[0], 0)
+    bench = serve_computed(make_bench)
     bench.finish()
     running = bench.sequence().id
     assert bench.sequence().kv == PROMPT
@@ -121,10 +131,7 @@ def test_sequences_of_a_plan_with_other_bits_are_not_written(make_bench: MakeBen
 
 def test_what_begins_like_one_of_them_is_not_written_in_later_plans_either(make_bench: MakeBench) -> None:
     """The stages leave it out in this plan by themselves, and forget that with the plan."""
-    bench = serve(make_bench)
-    first, _ = opened(bench)
-    for name in bench.workers:
-        answer(bench, name, first, 0)
+    bench = serve_computed(make_bench)
     bench.run_dry()
     source = bench.sequence()
     state = bench.state.restores
@@ -190,7 +197,7 @@ def test_a_stage_without_anything_ends_the_wait(make_bench: MakeBench) -> None:
     answer(bench, "w1", first, 768)
     (step,) = bench.pipe
     assert row(step) == [(bench.sequence().id, 0, PROMPT)]
-    assert "restored_positions" not in bench.state.counters
+    assert bench.state.counters["restored_positions"] == 0
 
 
 def test_nothing_counts_if_an_answer_is_missing_at_the_deadline(make_bench: MakeBench) -> None:
@@ -242,8 +249,7 @@ def test_a_stage_that_reads_slowly_is_named_and_nothing_is_read_for_a_while(make
         bench.take()
     assert rests == [1.0, 2.0, 4.0]
     first, _ = opened(bench, "in time", prompt=prompt(6))
-    for name in bench.workers:
-        answer(bench, name, first, 512)
+    answer_all(bench, first, 512)
     assert (slow(bench), bench.state.restores.rest_s) == ([], 0.0)
 
 
@@ -349,7 +355,7 @@ def test_another_plan_ends_it(make_bench: MakeBench) -> None:
     bench.tick()
     assert bench.state.plans.is_serving
     answer(bench, "w0", first, 768)
-    assert not bench.state.counters.get("restored_positions")
+    assert bench.state.counters["restored_positions"] == 0
     sequence = bench.sequence()
     assert sequence.state is SequenceState.RUNNING
     while bench.pipe:
@@ -363,10 +369,7 @@ def test_another_plan_ends_it(make_bench: MakeBench) -> None:
 
 def test_a_recovery_counts_what_was_read_as_read_and_ends_with_the_first_row(make_bench: MakeBench) -> None:
     """All workers die. The step that only opens the sequence ends nothing."""
-    bench = serve(make_bench)
-    first, _ = opened(bench, "r")
-    for name in bench.workers:
-        answer(bench, name, first, 0)
+    bench = serve_computed(make_bench)
     bench.finish()
     assert bench.sequence().kv == PROMPT
     for name in list(bench.workers):
@@ -383,8 +386,7 @@ def test_a_recovery_counts_what_was_read_as_read_and_ends_with_the_first_row(mak
     assert history.current.resumed_first_at is None
     for _, order in orders(bench.take(), RestoreKv):
         assert isinstance(order, RestoreKv)
-        for name in bench.workers:
-            answer(bench, name, order, 768)
+        answer_all(bench, order, 768)
         break
     assert history.current is not None
     bench.now += 0.5
@@ -409,10 +411,7 @@ def test_others_run_meanwhile(make_bench: MakeBench) -> None:
 
 
 def test_a_cached_beginning_is_copied_first_and_the_rest_is_read(make_bench: MakeBench) -> None:
-    bench = serve(make_bench)
-    first, _ = opened(bench)
-    for name in bench.workers:
-        answer(bench, name, first, 0)
+    bench = serve_computed(make_bench)
     bench.run_dry()
     source = bench.sequence()
     longer = (*source.request.submit.prompt[:320], *(7 + n % 50 for n in range(700)))
@@ -425,8 +424,7 @@ def test_a_cached_beginning_is_copied_first_and_the_rest_is_read(make_bench: Mak
     order = orders(bench.take(), RestoreKv)[0][1]
     assert isinstance(order, RestoreKv)
     assert (order.start, order.stop) == (320, len(longer) - 1)
-    for name in bench.workers:
-        answer(bench, name, order, 0)
+    answer_all(bench, order, 0)
     assert row(bench.pipe[0]) == [(bench.sequence("b").id, 320, len(longer) - 320)]
     assert bench.sequence("b").num_cached == 320
     assert unfit(bench) == [(name, 0, [320, len(longer) - 1]) for name in bench.workers], "they were not ready"

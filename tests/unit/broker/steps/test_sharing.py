@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import pytest
 
+from swarm.broker.members.differences import MAX_DIFFERENCES
 from swarm.broker.state import SequenceState
 from swarm.broker.state.plans import PlanState
-from swarm.wire.messages import BLOCK, Activate, Cancel, DataPathError
-from tests.unit.broker.bench import Bench, FakeWorker, orders, scheduling, submit
+from swarm.wire.messages import (
+    BLOCK,
+    Activate,
+    Cancel,
+    DataPathError,
+    Replay,
+    ReplayDone,
+    SequencePosition,
+    SequenceRange,
+    SharedPrefix,
+    Stop,
+)
+from tests.unit.broker.bench import MIB, Bench, FakeWorker, orders, scheduling, submit
 
 UNIT = 2 * BLOCK
 PROMPT = 5 * UNIT + 5  # 10 blocks that can be shared, and one that can't
+TIGHT = 67 * MIB  # for a third of the model
 COPY = 12  # blocks of a sequence with its headroom
 
 
@@ -185,21 +198,146 @@ def test_a_prefix_that_others_share_is_not_evicted_for_nothing(make_bench) -> No
     assert list(bench.state.prefix.retired) == [1]
 
 
-def test_after_a_loss_the_others_start_from_the_one_that_stays(make_bench) -> None:
-    """Nothing is shared in layers that are computed again: what fits in full stays, the rest starts from it."""
+def _lose_last(bench: Bench) -> None:
+    bench.lose(bench.state.plans.current.stages[-1].name)
+    while not bench.state.plans.is_serving:
+        bench.tick()
+
+
+def test_after_a_loss_all_stay_that_share_a_prompt(make_bench) -> None:
+    """It counts once, as before, and every stage counts alike."""
     bench = _serve(make_bench, 3 * COPY, num_workers=3)
     _many(bench, 8)
     for _ in range(5):
         bench.finish()
     assert _running(bench) == 8
-    bench.lose(bench.state.plans.current.stages[-1].name)
-    while not bench.state.plans.is_serving:
-        bench.tick()
+    _lose_last(bench)
+    assert [s.residency for s in bench.state.sequences.values()] == 8 * [0]
+    assert _running(bench) == 8
+    assert bench.state.reserved_blocks == 10 + 8
+    links = tuple(SharedPrefix(sequence, 1, 10 * BLOCK) for sequence in range(2, 9))
+    assert {order.shared for _, order in orders(bench.log, Activate) if order.epoch == bench.epoch} == {links}
+    _lose_last(bench)
+    assert {order.shared for _, order in orders(bench.log, Activate) if order.epoch == bench.epoch} == {links}
+    assert bench.state.reserved_blocks == 10 + 8
+    bench.run_dry()
+    assert bench.state.shared.saved == 0 or bench.state.prefix.retired
+    assert all(s.reason == "length" for s in bench.state.sequences.values())
+
+
+def test_after_a_loss_the_others_start_from_the_one_that_stays(make_bench) -> None:
+    """If stages share by another unit from now on, what fits in full stays, the rest starts from it."""
+    bench = _serve(make_bench, 3 * COPY, num_workers=3)
+    _many(bench, 8)
+    for _ in range(5):
+        bench.finish()
+    assert _running(bench) == 8
+    bench.workers["w0"].share_unit = BLOCK * 5
+    _lose_last(bench)
+    assert bench.state.shared.unit == 10 * BLOCK
     assert [s.residency for s in bench.state.sequences.values()] == [0] + 7 * [1]
     assert _running(bench) == 8
     assert bench.state.reserved_blocks == 10 + 1 + 7 * 2  # the first one without headroom
     bench.run_dry()
     assert all(s.reason == "length" for s in bench.state.sequences.values())
+
+
+def _last_replay(bench: Bench) -> Replay:
+    *_, (_, order) = orders(bench.log, Replay)
+    assert isinstance(order, Replay)
+    return order
+
+
+def _answer(bench: Bench, order: Replay) -> None:
+    last = next(s for s in bench.state.plans.current.stages if s.layers.stop == order.through.stop)
+    kv, more = order.stop, tuple(SequencePosition(part.sequence, part.stop) for part in order.more)
+    done = ReplayDone(
+        epoch=bench.epoch,
+        incarnation=last.incarnation,
+        sequence=order.sequence,
+        layers=order.through,
+        kv=kv,
+        more=more,
+    )
+    bench.tell(last.name, done)
+
+
+def _lose_middle(make_bench, n: int = 4) -> Bench:
+    """After a loss in the middle, layers are replayed from the log before them: first those of sequence 1."""
+    bench = _serve(make_bench, 3 * COPY, num_workers=3, memory_bytes=TIGHT)
+    bench.join("spare", kv_capacity=3 * COPY * BLOCK, share_unit=UNIT, memory_bytes=TIGHT)
+    _many(bench, n)
+    for _ in range(5):
+        bench.finish()
+    assert _running(bench) == n
+    first, middle, *_ = bench.state.plans.current.stages
+    kv = {s.id: s.kv for s in bench.state.running}
+    bench.workers[first.name].logged = kv
+    bench.workers["spare"].held = dict.fromkeys(kv, 0)
+    bench.take()
+    bench.lose(middle.name)
+    while not bench.state.plans.is_serving:
+        bench.tick()
+    assert _running(bench) == n
+    return bench
+
+
+def test_only_the_prompt_of_the_first_one_is_replayed(make_bench) -> None:
+    """The others wait for it, and replay what they have computed behind it, all in one step."""
+    bench = _lose_middle(make_bench)
+    (only,) = [order for _, order in orders(bench.log, Replay)]
+    assert (only.sequence, only.start, only.stop, only.more) == (1, 0, min(256, bench.sequence().kv), ())
+    assert bench.state.prefix.is_pinned(1)
+    while _last_replay(bench).sequence == 1:
+        _answer(bench, _last_replay(bench))
+    order = _last_replay(bench)
+    parts = (SequenceRange(order.sequence, order.start, order.stop), *order.more)
+    assert [(part.sequence, part.start) for part in parts] == [(2, 320), (3, 320), (4, 320)]
+    _answer(bench, order)
+    assert not bench.state.prefix.is_pinned(1)
+    assert not any(s.rebuilds for s in bench.state.running)
+    assert bench.state.reserved_blocks == 10 + 4
+    bench.run_dry()
+    assert [s.residency for s in bench.state.sequences.values()] == 4 * [0]
+    assert all(s.reason == "length" for s in bench.state.sequences.values())
+
+
+def test_sequences_with_nothing_behind_their_prompt_start_again(make_bench) -> None:
+    """Perhaps no stage has opened them, and they lose nothing."""
+    bench = _serve(make_bench, 3 * COPY, num_workers=3)
+    _many(bench, 8)
+    bench.finish()
+    assert _running(bench) == 8
+    _lose_last(bench)
+    assert [s.residency for s in bench.state.sequences.values()] == [0] + 7 * [1]
+    assert not bench.state.prefixes.links
+    bench.run_dry()
+    assert all(s.reason == "length" for s in bench.state.sequences.values())
+
+
+def test_without_the_first_one_the_others_start_again(make_bench) -> None:
+    """It is cancelled before its layers are complete: nobody else holds them."""
+    bench = _lose_middle(make_bench)
+    bench.say(Stop(request_id="r", index=0, at_index=1))
+    bench.tick()
+    residencies = [s.residency for s in bench.state.sequences.values()]
+    assert residencies == [0, 1, 1, 1]
+    assert not bench.state.prefixes.lacking
+    bench.run_dry()
+    assert [s.reason for s in bench.state.sequences.values()] == ["stop", "length", "length", "length"]
+
+
+def test_a_first_one_that_ends_once_it_is_complete_leaves_its_prompt(make_bench) -> None:
+    bench = _lose_middle(make_bench)
+    while _last_replay(bench).sequence == 1:
+        _answer(bench, _last_replay(bench))
+    bench.say(Stop(request_id="r", index=0, at_index=1))
+    bench.tick()
+    assert list(bench.state.prefix.retired) == [1]
+    _answer(bench, _last_replay(bench))
+    assert [s.residency for s in bench.state.sequences.values()] == 4 * [0]
+    bench.run_dry()
+    assert [s.reason for s in bench.state.sequences.values()] == ["stop", "length", "length", "length"]
 
 
 def test_a_plan_with_room_for_all_keeps_all(make_bench) -> None:
@@ -220,14 +358,23 @@ def _overfull(bench: Bench, name: str) -> DataPathError:
 
 
 def test_a_full_stage_blames_no_request(make_bench) -> None:
-    """Even if nothing is shared, and however often it happens."""
+    """Even if nothing is shared, and however often it happens: the worker goes meanwhile, and comes back."""
     bench = _serve(make_bench, 3 * COPY, share_unit=0)
     _many(bench, 1)
-    for epoch in range(1, 8):
-        assert bench.epoch == epoch
+    num_out = 0
+    for number in range(1, 8):
+        before = bench.epoch
         bench.tell("w1", _overfull(bench, "w1"))
         while not bench.state.plans.is_serving:
             bench.tick()
+        assert bench.epoch == before + 1
+        if bench.state.workers["w1.1"].is_gone:
+            num_out += 1
+            assert number == num_out * MAX_DIFFERENCES
+            bench.tell("w1", bench.workers["w1"].hello())
+            bench.tick(1.0)
+            assert "w1.1" in bench.state.plans.current.members
+    assert num_out == 2
     assert bench.state.counters.get("sequences_at_deaths", 0) == 0
     bench.run_dry()
     assert bench.sequence().reason == "length"

@@ -1,0 +1,49 @@
+"""Division of a worker's memory between weights, and keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from swarm.errors import ModelError
+from swarm.stage.attention.grid import GRID
+from swarm.wire.messages import LayerRange, Manifest, layers_of, to_ranges
+
+_MAX_KV_BYTES: Final = 64 << 30  # upper bound of keys and values
+
+
+@dataclass(slots=True)
+class MemoryPlan:
+    """Memory of a worker, in the manifest's bytes. ``kv_share``: share of what the weights leave that keys and values
+    may take."""
+
+    manifest: Manifest
+    memory_bytes: int
+    kv_share: float
+
+    def standby_bytes(self, standby: Iterable[int]) -> int:
+        """Return the bytes of the weights of standby layers."""
+        return sum(map(self.manifest.weight_bytes, to_ranges(standby)))
+
+    def kv_budget(self, layers: LayerRange | None, standby: frozenset[int]) -> int:
+        """Return the bytes that keys and values may take in a stage. ``layers``: None for a worker without a stage."""
+        weights = 0
+        if layers is not None:
+            weights, standby = self.manifest.weight_bytes(layers), standby - layers_of((layers,))
+        free_bytes = max(0, self.memory_bytes - weights - self.standby_bytes(standby))
+        return min(_MAX_KV_BYTES, int(free_bytes * self.kv_share))
+
+    def kv_positions(self, layers: LayerRange, standby: frozenset[int]) -> int:
+        """Return the positions that fit into a stage."""
+        per_token = sum(self.manifest.kv_bytes_per_token[layers.first : layers.stop])
+        return self.kv_budget(layers, standby) // per_token // GRID * GRID
+
+    def check_weights(self, ranges: tuple[LayerRange, ...]) -> None:
+        """Raise ``ModelError`` if the weights of these layers do not fit."""
+        needed = sum(map(self.manifest.weight_bytes, ranges))
+        if needed > self.memory_bytes:
+            raise ModelError(
+                f"layers {', '.join(map(str, ranges))} need {needed >> 20} MiB, but this worker may use "
+                f"{self.memory_bytes >> 20} MiB; raise its memory limit or add a worker"
+            )

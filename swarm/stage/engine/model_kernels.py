@@ -1,0 +1,92 @@
+"""A model on a device, with the kernels that multiply in it: our own, or torch's where ours do not support it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from swarm.errors import ModelError
+from swarm.log import get_logger
+from swarm.stage import native
+from swarm.stage.engine.kernel_report import describe_bits, describe_kernels
+from swarm.stage.engine.selfcheck import Numerics, check_cut, check_kernels, same_bits
+from swarm.stage.model.build import DTYPES, ModelSkeleton
+from swarm.stage.model.checkpoint import Checkpoint
+from swarm.stage.model.loading import Modules
+from swarm.stage.model.weight_formats import find_formats
+from swarm.stage.native.linears import NativeLinear
+
+log = get_logger(__name__)
+
+
+class ModelKernels:
+    """The skeleton of a checkpoint's model, the source and the formats of its weights, and the choice of kernels.
+
+    Raises ``ModelError`` if the model cannot be cut, or if its kernels give wrong results on this machine.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype_name: str) -> None:
+        self._checkpoint = checkpoint
+        self._device = device
+        self._dtype_name = dtype_name
+        self._left_to_torch: set[str] = set()  # processor-dependent torch operations of everything loaded so far
+        self._build_skeleton()
+        check_cut(self.skeleton.config)
+        # whether cut and whole models of this kind have the same bits
+        self._same_bits_when_cut = device.type == "cpu" and self._prove_kernels()
+        self._check_activations()
+
+    def _build_skeleton(self) -> None:
+        self.skeleton = ModelSkeleton.from_checkpoint(self._checkpoint, self._device, DTYPES[self._dtype_name])
+        self.source = self.skeleton.source(self._checkpoint)
+        self.formats = find_formats(self.skeleton, self.source)
+
+    def _prove_kernels(self) -> bool:
+        """Choose our own kernels, or torch's if ours do not support the model. True if cut and whole have the same
+        bits."""
+        check_kernels(self.skeleton.config, self._dtype_name, Numerics.of_model(self.skeleton, self.formats))
+        if native.unavailable_reason():
+            log.warning("own_kernels_unused", why=native.unavailable_reason())
+            self._build_skeleton()
+        return same_bits(self.skeleton.config, self._dtype_name, Numerics.of_model(self.skeleton, self.formats))
+
+    def _check_activations(self) -> None:
+        """Raise ``ModelError`` if rows should be rounded to int8 and our kernels do not multiply."""
+        if self._checkpoint.has_int8_rows and not self.skeleton.has_quantized_products:
+            why = native.unavailable_reason() or f"they do not compute in {self._dtype_name} on {self._device}"
+            raise ModelError(
+                f"worker.activations = int8 needs Swarm's kernels, which this worker can't use ({why}); set it to auto "
+                "for all workers"
+            )
+
+    @property
+    def are_own(self) -> bool:
+        """Whether our own kernels multiply, not torch's."""
+        return self.skeleton.kernel is NativeLinear
+
+    def scale_memory(self, num_bytes: int) -> int:
+        """Return how much of the manifest's bytes this memory holds.
+
+        The manifest has the packed sizes of quantized matrices. Without our kernels they are dequantized, so that the
+        same layers take more memory.
+        """
+        if self.skeleton.has_quantized_products:
+            return num_bytes
+        return int(num_bytes * self._checkpoint.packed_share(self._dtype_name))
+
+    def add_left_to_torch(self, operations: Iterable[str]) -> None:
+        """Record operations of loaded layers that torch computes as the processor decides."""
+        self._left_to_torch |= set(operations)
+
+    def describe(self, modules: Modules) -> tuple[str, str]:
+        """Return the kernels that multiply in these modules, and whose bits they give."""
+        left_to_torch = sorted(self._left_to_torch)
+        kernels = describe_kernels(
+            self.skeleton,
+            modules.values(),
+            left_to_torch,
+            formats=self.formats,
+            same_bits_when_cut=self._same_bits_when_cut,
+        )
+        return kernels, describe_bits(self.skeleton, left_to_torch, kernels, self.formats)

@@ -1,0 +1,375 @@
+"""Proposals of a draft model: what is asked for, how long sequences wait, and what a bad draft model can't do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import count
+
+import pytest
+
+from swarm.broker.actions import Action, AskDraft, StopDraft, WriteLog
+from swarm.broker.events import DraftGone, DraftMessageReceived, DraftOverdue
+from swarm.broker.speculation.drafts import (
+    FIRST_WAIT_S,
+    MAX_WAIT_S,
+    PROBE_DEPTH,
+    PROBE_EVERY,
+    Drafts,
+    vocabulary_difference,
+)
+from swarm.testing import fake_manifest
+from swarm.wire.draft_messages import (
+    CATCH_UP,
+    AskProposals,
+    CaughtUp,
+    DraftedTokens,
+    DraftLoaded,
+    DraftOpening,
+    Proposals,
+)
+from swarm.wire.messages import Asset, ProposedTail, Step
+from tests.unit.broker.bench import Bench, row, settings, steps, submit
+
+ANSWER = [40 + number % 50 for number in range(400)]
+VOCABULARY = fake_manifest().vocab_size
+
+
+def loaded(vocab_size: int = VOCABULARY, assets: tuple[Asset, ...] = ()) -> DraftLoaded:
+    return DraftLoaded("small", vocab_size, 512, assets, 1000, 0.5)
+
+
+class DraftBench:
+    """A swarm of one worker with a draft model that a test plays. A step takes ``step_s``, an answer ``answer_s``."""
+
+    def __init__(self, bench: Bench, *, step_s: float = 0.02, answer_s: float = 0.004) -> None:
+        self.bench = bench
+        self.step_s, self.answer_s = step_s, answer_s
+        self.asked: list[AskDraft] = []
+        self._num_seen = 0
+
+    @property
+    def drafts(self) -> Drafts:
+        assert self.bench.core.drafts is not None
+        return self.bench.core.drafts
+
+    def load(self, message: DraftLoaded | None = None) -> list[Action]:
+        return self.bench.feed(DraftMessageReceived(message or loaded()))
+
+    def decode(self, *requests: str, **fields: object) -> None:
+        """Submit requests and compute their prompts, until the first tokens of all are due. Requests to the draft model
+        get empty answers, but for the last one."""
+        for request in requests or ("r",):
+            self.bench.say(submit(request, **({"max_tokens": 300} | fields)))
+        while any(s.num_generated == 0 for s in self.bench.state.sequences.values()):
+            if not self.bench.pipe:
+                self.answer(self.requests()[-1].request, lambda *_: ())
+            self.finish()
+        self.requests(before_last=True)
+
+    def finish(self) -> list[Action]:
+        """Complete the oldest step, which draws the sequences' answers."""
+        self.bench.now += self.step_s
+        return self.bench.verify(dict.fromkeys(self.bench.state.sequences, ANSWER))
+
+    def take(self) -> AskProposals:
+        """Return the only request that was sent since the last call."""
+        (ask,) = self.requests()
+        return ask.request
+
+    def requests(self, *, before_last: bool = False) -> list[AskDraft]:
+        """Return the requests that were sent since the last call; ``before_last``: leave the last one for the next."""
+        sent = [n for n, action in enumerate(self.bench.log) if n >= self._num_seen and isinstance(action, AskDraft)]
+        self._num_seen = sent[-1] if before_last and sent else len(self.bench.log)
+        return [action for n in sent if isinstance(action := self.bench.log[n], AskDraft)]
+
+    def answer(self, request: AskProposals, guess: Callable[[int, int], Sequence[int]], **more: object) -> list[Action]:
+        """Answer with tokens: ``guess`` names those of a sequence from a position in its answer on."""
+        self.bench.now += self.answer_s
+        drafted = []
+        for asked in request.sequences:
+            start = asked.start + len(asked.tokens)
+            tokens = tuple(guess(asked.sequence, start - 3))[: asked.most]
+            drafted.append(DraftedTokens(asked.sequence, start, tokens, (-0.1,) * len(tokens)))
+        message = Proposals(request.number, tuple(drafted), passes=4, seconds=self.answer_s * 0.75, **more)  # type: ignore[arg-type]
+        return self.bench.feed(DraftMessageReceived(message))
+
+    def cycle(self, guess: Callable[[int, int], Sequence[int]] | None = None) -> Step:
+        """Answer the request, if there is one, and return the step that follows."""
+        for ask in self.requests():
+            self.answer(ask.request, guess or right)
+        (step,) = self.bench.pipe
+        return step
+
+
+def right(sequence: int, index: int) -> list[int]:
+    return ANSWER[index : index + 4]
+
+
+def wrong(sequence: int, index: int) -> list[int]:
+    return [ANSWER[index] + 1] * 4
+
+
+@pytest.fixture
+def swarm(make_bench) -> DraftBench:
+    bench = DraftBench(make_bench(settings(has_draft=True)).serve(1))
+    bench.load()
+    return bench
+
+
+def test_a_request_brings_the_sequence_and_its_parameters(swarm: DraftBench) -> None:
+    swarm.decode(temperature=0.7, seed=5)
+    request = swarm.take()
+    (asked,) = request.sequences
+    sequence = swarm.bench.sequence()
+    assert (asked.sequence, asked.start, asked.tokens) == (1, 0, (1, 2, 3, 40))
+    params = sequence.request.submit.params
+    assert asked.opening == DraftOpening(params, sequence.seed, 3, sequence.limit)
+    assert not swarm.bench.pipe  # the sequence waits
+
+
+def test_a_step_carries_what_was_drafted_and_the_next_request_what_was_drawn(swarm: DraftBench) -> None:
+    swarm.decode()
+    (step,) = steps(swarm.answer(swarm.take(), right))
+    assert (row(step), step.tokens, step.proposed) == ([(1, 3, 5)], (40, 41, 42, 43, 44), (ProposedTail(1, 4),))
+    swarm.finish()
+    (asked,) = swarm.take().sequences
+    assert (asked.start, asked.tokens, asked.opening) == (4, (41, 42, 43, 44, 45), None)
+    assert swarm.bench.state.counters["accepted_tokens"] == 4
+
+
+def test_sequences_of_a_step_wait_for_one_request_and_share_the_next_step(swarm: DraftBench) -> None:
+    swarm.decode("a", "b", "c")
+    request = swarm.take()
+    assert [asked.sequence for asked in request.sequences] == [1, 2, 3]
+    (step,) = steps(swarm.answer(request, right))
+    assert [r.count for r in step.rows] == [5, 5, 5]
+
+
+def test_with_one_step_in_flight_others_wait_with_those_that_wait(swarm: DraftBench) -> None:
+    """A prompt that comes meanwhile joins their step instead of being computed before it."""
+    swarm.decode("a")
+    assert not steps(swarm.bench.say(submit("b")))
+    (step,) = steps(swarm.answer(swarm.take(), right))
+    assert row(step) == [(1, 3, 5), (2, 0, 3)]
+
+
+def test_without_an_answer_a_sequence_goes_on_at_its_deadline(swarm: DraftBench) -> None:
+    swarm.decode()
+    (ask,) = swarm.requests()
+    assert ask.wait_s == pytest.approx(FIRST_WAIT_S)
+    swarm.bench.now += ask.wait_s + 1e-6
+    (step,) = steps(swarm.bench.feed(DraftOverdue(ask.request.number)))
+    assert row(step) == [(1, 3, 1)]
+    swarm.finish()
+    assert not swarm.requests()  # the process is still busy: nobody waits for it
+    assert row(swarm.bench.pipe[0]) == [(1, 4, 1)]
+    assert swarm.bench.state.counters["draft_overdue"] == 1
+
+
+def test_a_late_answer_is_used_as_far_as_it_was_right(swarm: DraftBench) -> None:
+    swarm.decode()
+    (ask,) = swarm.requests()
+    swarm.bench.now += FIRST_WAIT_S + 1e-6
+    swarm.bench.feed(DraftOverdue(ask.request.number))
+    swarm.answer(ask.request, right)  # 41 to 44; the step under way draws 41
+    (step,) = steps(swarm.finish())
+    assert step.tokens == (41, 42, 43, 44)
+    assert not swarm.requests()
+
+
+def test_the_deadline_follows_the_measured_times(swarm: DraftBench) -> None:
+    swarm.decode()
+    for _ in range(6):
+        swarm.cycle()
+        swarm.finish()
+    (ask,) = swarm.requests()
+    assert swarm.answer_s < ask.wait_s < FIRST_WAIT_S
+    assert swarm.drafts.costs.expected_s(4) == pytest.approx(swarm.answer_s)
+    assert ask.wait_s <= MAX_WAIT_S
+
+
+def test_the_death_of_the_process_ends_all_waits_and_another_one_gets_everything(swarm: DraftBench) -> None:
+    swarm.decode()
+    swarm.cycle()
+    swarm.finish()
+    assert swarm.take().sequences[0].start == 4
+    (step,) = steps(swarm.bench.feed(DraftGone("killed", is_final=False)))
+    assert row(step) == [(1, 8, 1)]
+    assert swarm.drafts.report()["state"] == "gone"
+    swarm.finish()
+    assert not swarm.requests()
+    swarm.load()
+    swarm.finish()
+    (asked,) = swarm.take().sequences
+    assert (asked.start, len(asked.tokens)) == (0, 11)
+    assert asked.opening is not None
+
+
+@pytest.mark.parametrize("num_right", [0, 1, 3])
+def test_what_a_lying_process_sends_changes_no_answer(swarm: DraftBench, num_right: int) -> None:
+    """Wrong tokens, tokens that the model does not have, other sequences, other positions, other requests."""
+    swarm.decode()
+    for number in count():
+        if swarm.bench.sequence().num_generated >= 60:
+            break
+        for ask in swarm.requests():
+            request, start = ask.request, swarm.bench.sequence().sampled
+            lies = (
+                DraftedTokens(1, start + number % 3, (3, 4), (-1.0,) * (number % 4)),
+                DraftedTokens(77, start, (3,), (0.0,)),
+                DraftedTokens(
+                    1, start, (*ANSWER[start - 3 :][:num_right], VOCABULARY + number), (-9.0,) * (num_right + 1)
+                ),
+            )
+            swarm.bench.feed(DraftMessageReceived(Proposals(request.number + 5, lies)))
+            swarm.bench.now += swarm.answer_s
+            swarm.bench.feed(DraftMessageReceived(Proposals(request.number, lies, (77,), (78,), (79,), 1, 0.001)))
+            swarm.bench.feed(DraftMessageReceived(CaughtUp(80)))
+        swarm.finish()
+    assert swarm.bench.sequence().tokens[3:63] == ANSWER[:60]
+    assert swarm.bench.state.counters["draft_errors"] > 0
+
+
+def test_tokens_that_the_swarms_model_lacks_are_not_proposed(swarm: DraftBench) -> None:
+    swarm.decode()
+    (step,) = steps(swarm.answer(swarm.take(), lambda *_: [41, VOCABULARY, 43]))
+    assert step.tokens == (40, 41)
+
+
+def test_a_sequence_that_is_behind_is_not_waited_for_until_it_has_caught_up(swarm: DraftBench) -> None:
+    swarm.decode(num_prompt=CATCH_UP + 10)
+    (ask,) = swarm.requests()
+    assert ask.wait_s == 0.0
+    assert len(swarm.bench.pipe) == 1  # it goes on
+    swarm.bench.feed(DraftMessageReceived(Proposals(ask.request.number, (), behind=(1,))))
+    for _ in range(3):
+        swarm.finish()
+        assert not swarm.requests()
+    swarm.bench.feed(DraftMessageReceived(CaughtUp(1)))
+    swarm.finish()
+    (asked,) = swarm.take().sequences
+    assert (asked.start, len(asked.tokens)) == (CATCH_UP + 11, 4)
+
+
+def test_a_lost_sequence_is_sent_again_and_a_refused_one_is_not(swarm: DraftBench) -> None:
+    swarm.decode("a", "b")
+    request = swarm.take()
+    swarm.bench.feed(DraftMessageReceived(Proposals(request.number, (), lost=(1,), refused=(2,))))
+    swarm.finish()
+    (asked,) = swarm.take().sequences
+    assert (asked.sequence, asked.start, len(asked.tokens)) == (1, 0, swarm.bench.sequence("a").sampled)
+
+
+def test_ended_sequences_are_forgotten_with_the_next_request(swarm: DraftBench) -> None:
+    swarm.decode("a", max_tokens=3)
+    swarm.decode("b")
+    while swarm.bench.sequence("a").reason is None:
+        swarm.cycle()
+        swarm.finish()
+    assert 1 in swarm.take().forget
+    assert swarm.drafts.report()["sequences"] == 1
+
+
+def test_wrong_guesses_end_soon_but_for_rare_short_probes(swarm: DraftBench) -> None:
+    swarm.decode(num_prompt=3)
+    most: list[int] = []
+    for _ in range(6 * PROBE_EVERY):
+        for ask in swarm.requests():
+            most += [asked.most for asked in ask.request.sequences if ask.wait_s]
+            swarm.answer(ask.request, wrong)
+        swarm.finish()
+    assert len(most) < 40
+    assert most[-2:] == [PROBE_DEPTH] * 2
+
+
+def test_right_guesses_come_back_after_wrong_ones(swarm: DraftBench) -> None:
+    swarm.decode()
+    for _ in range(60):
+        swarm.cycle(wrong)
+        swarm.finish()
+    before = swarm.drafts.report()["sequences"]
+    assert before == 1
+    num_asked = 0
+    for _ in range(100):
+        num_asked += len(requests := swarm.requests())
+        for ask in requests:
+            swarm.answer(ask.request, right)
+        if swarm.bench.sequence().reason is not None:
+            break
+        swarm.finish()
+    assert num_asked > 0
+
+
+def test_a_slow_draft_model_is_hardly_asked(make_bench) -> None:
+    """One of its passes takes more than a step: proposals never pay, however right they are."""
+    swarm = DraftBench(make_bench(settings(has_draft=True)).serve(1), step_s=0.01, answer_s=0.2)
+    swarm.load()
+    swarm.decode()
+    num_asked = num_steps = 0
+    while swarm.bench.sequence().reason is None:
+        for ask in swarm.requests():
+            num_asked += 1
+            swarm.answer(ask.request, right)
+        swarm.finish()
+        num_steps += 1
+    assert num_steps > 200
+    assert num_asked <= 5
+
+
+def test_a_request_may_do_without(swarm: DraftBench) -> None:
+    swarm.decode(speculation="off")
+    assert not swarm.requests()
+    assert row(swarm.bench.pipe[0]) == [(1, 3, 1)]
+
+
+# --- vocabularies -----------------------------------------------------------------------------------------------------
+
+
+def test_a_draft_model_with_another_vocabulary_is_stopped_with_one_error(make_bench) -> None:
+    swarm = DraftBench(make_bench(settings(has_draft=True)).serve(1))
+    swarm.load(loaded(VOCABULARY + 1))
+    swarm.decode()
+    assert sum(isinstance(action, StopDraft) for action in swarm.bench.log) == 1
+    (note,) = [a for a in swarm.bench.log if isinstance(a, WriteLog) and a.event == "draft_model_refused"]
+    assert note.level == "error"
+    assert "another vocabulary (98 tokens)" in str(note.fields["reason"])
+    swarm.bench.feed(DraftGone("it was stopped", is_final=True))
+    for _ in range(4):
+        swarm.finish()
+    assert not swarm.requests()
+    report = swarm.drafts.report()
+    assert report["state"] == "refused"
+    assert "another vocabulary" in str(report["problem"])
+
+
+def test_an_unusable_draft_model_is_reported(swarm: DraftBench) -> None:
+    swarm.bench.feed(DraftGone("no such folder", is_final=True))
+    swarm.decode()
+    assert not swarm.requests()
+    assert swarm.drafts.report() | {"state": "refused", "problem": "no such folder"} == swarm.drafts.report()
+
+
+def test_vocabularies_are_compared_by_tokenizer_or_else_by_size() -> None:
+    one, other = Asset("tokenizer.json", 10, "a" * 32), Asset("tokenizer.json", 11, "b" * 32)
+    of_hub = Asset("tokenizer.json", 10, "c" * 40)
+    same = [
+        ((), (), 97),
+        ((one,), (one,), 97),
+        ((one,), (one,), 128),  # padded otherwise
+        ((one,), (of_hub,), 97),  # a hub's digests are of another kind: the sizes are equal
+    ]
+    different = [((), (), 98), ((one,), (other,), 97), ((one,), (), 97), ((other,), (of_hub,), 97)]
+    for expected, cases in ((True, same), (False, different)):
+        for mine, theirs, size in cases:
+            model = fake_manifest()
+            problem = vocabulary_difference(
+                loaded(size, mine),
+                type(model)(**{f: getattr(model, f) for f in model.__struct_fields__} | {"assets": theirs}),
+            )
+            assert (problem == "") is expected, (mine, theirs, size)
+
+
+def test_classes_without_outcomes_are_expected_to_be_accepted(swarm: DraftBench) -> None:
+    assert all(0.5 < share < 1 for share in swarm.drafts.costs.acceptance)
+    assert math.isclose(swarm.drafts.costs.total.value, 0.75)
