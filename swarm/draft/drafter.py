@@ -131,7 +131,7 @@ class Drafter:
         """Compute one chunk of a sequence that is behind; return a message if it has caught up with it."""
         sequence = next(s for s in self._sequences.values() if s.is_behind)
         count = min(CHUNK, sequence.pending - 1)
-        if self._forward([sequence], [count], draws=False) is None or sequence.pending > CHUNK:
+        if self._forward([sequence], [count], draws=False) is None or sequence.pending > 1:
             return None
         sequence.is_behind = False
         return CaughtUp(sequence.id)

@@ -109,7 +109,7 @@ class Proposals(_DraftMessage, frozen=True):
 
 
 class CaughtUp(_DraftMessage, frozen=True):
-    """The draft model has computed this sequence's tokens up to a few: it can be proposed for."""
+    """The draft model has computed all tokens of this sequence but the last: it can be proposed for."""
 
     sequence: SequenceId
 

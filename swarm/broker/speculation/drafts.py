@@ -60,8 +60,8 @@ class _DraftedSequence:
     acceptance: float = 1.0  # moving share of accepted tokens
     num_skipped: int = 0  # requests without it since the last one, because its tokens are hardly accepted
     start: int = 0  # position of the proposed tokens
-    tokens: tuple[int, ...] = ()  # the last proposal
-    logprobs: tuple[float, ...] = ()
+    drafted: tuple[int, ...] = ()  # the last proposal
+    confidence: tuple[float, ...] = ()  # log probabilities of its tokens
     next_index: int | None = None  # index in it of the first token that was proposed; None: none was
 
 
@@ -70,7 +70,7 @@ class _Wish:
     """A sequence for which the next request is to ask. ``until``: time until which it waits; None: it does not."""
 
     held: _DraftedSequence
-    depth: int  # maximum number of tokens; 0: it is dropped
+    most: int  # maximum number of tokens; 0: it is dropped
     until: float | None
 
     def limit_unlikely(self) -> None:
@@ -79,8 +79,8 @@ class _Wish:
         if held.acceptance >= MIN_ACCEPTANCE:
             return
         held.num_skipped += 1
-        self.depth = 0 if held.num_skipped < PROBE_EVERY else min(self.depth, PROBE_DEPTH)
-        if self.depth:
+        self.most = 0 if held.num_skipped < PROBE_EVERY else min(self.most, PROBE_DEPTH)
+        if self.most:
             held.num_skipped = 0
 
 
@@ -193,7 +193,7 @@ class Drafts:
             if token >= model.vocab_size or acceptance < request.least_kept:
                 break
             num += 1
-        held.start, held.tokens, held.logprobs = drafted.start, drafted.tokens[:num], drafted.logprobs[:num]
+        held.start, held.drafted, held.confidence = drafted.start, drafted.tokens[:num], drafted.logprobs[:num]
         held.next_index = None
 
     def on_caught_up(self, sequence: int) -> None:
@@ -222,7 +222,7 @@ class Drafts:
             held = self._sequences[sequence.id] = _DraftedSequence(sequence, acceptance=self.costs.total.value)
         if held.is_behind or held.is_refused or len(self._wishes) >= MAX_ASKED:
             return None
-        if sequence.sampled - held.num_sent > CATCH_UP:
+        if sequence.sampled - held.num_sent >= CATCH_UP:
             self._wishes[sequence.id] = _Wish(held, 1, None)
             return None  # until it has caught up
         wish = self._wishes[sequence.id] = _Wish(held, min(most, MAX_DEPTH), now + self._wait_s(now))
@@ -245,14 +245,14 @@ class Drafts:
         # Drop the wishes of sequences that have gone on without.
         wishes = {id: wish for id, wish in self._wishes.items() if wish.until is None or wish.until > now}
         plan = self._decide(list(wishes.values()))
-        released = [id for id, wish in wishes.items() if wish.until is not None and not wish.depth]
-        self._wishes = {id: wish for id, wish in wishes.items() if wish.depth}
+        released = [id for id, wish in wishes.items() if wish.until is not None and not wish.most]
+        self._wishes = {id: wish for id, wish in wishes.items() if wish.most}
         if self._wishes:
             self._send(plan, now)
         return released
 
     def _decide(self, wishes: list[_Wish]) -> DraftPlan:
-        """Decide what to ask for: full proposals, short ones as a probe, or nothing. A wish without a depth is
+        """Decide what to ask for: full proposals, short ones as a probe, or nothing. A wish for no tokens is
         dropped."""
         if not wishes:
             return DraftPlan(0.0)
@@ -272,7 +272,7 @@ class Drafts:
         if is_probe and any(wish.until is not None for wish in wishes):
             self._num_plain, self._probe_every = 0, min(MAX_PROBE_EVERY, 2 * self._probe_every)
         for wish in wishes:
-            wish.depth = min(wish.depth, PROBE_DEPTH) if is_probe else 0
+            wish.most = min(wish.most, PROBE_DEPTH) if is_probe else 0
         return plan
 
     def _send(self, plan: DraftPlan, now: float) -> None:
@@ -298,20 +298,20 @@ class Drafts:
     def propose(self, sequence: Sequence, most: int) -> tuple[int, ...]:
         """Return what is left of the last proposal after the tokens that the sequence has gained since."""
         held = self._sequences.get(sequence.id)
-        if held is None or not held.tokens:
+        if held is None or not held.drafted:
             return ()
         gained = sequence.tokens[held.start :]
-        if len(gained) >= len(held.tokens) or tuple(gained) != held.tokens[: len(gained)]:
+        if len(gained) >= len(held.drafted) or tuple(gained) != held.drafted[: len(gained)]:
             return ()
         held.next_index = len(gained)
-        return held.tokens[len(gained) : len(gained) + most]
+        return held.drafted[len(gained) : len(gained) + most]
 
     def record(self, sequence: int, num_proposed: int, num_accepted: int) -> None:
         """Record how many tokens of the proposal that ``propose`` returned last were accepted."""
         held = self._sequences.get(sequence)
         if held is None or held.next_index is None:
             return
-        self.costs.record_tokens(held.logprobs[held.next_index : held.next_index + num_proposed], num_accepted)
+        self.costs.record_tokens(held.confidence[held.next_index : held.next_index + num_proposed], num_accepted)
         for index in range(min(num_proposed, num_accepted + 1)):
             held.acceptance += SEQUENCE_WEIGHT * ((index < num_accepted) - held.acceptance)
 
@@ -365,7 +365,7 @@ def _entry(wish: _Wish) -> AskedSequence:
     if not held.num_sent:
         params = sequence.request.submit.params
         opening = DraftOpening(params, sequence.seed, sequence.num_prompt, max(1, sequence.limit))
-    return AskedSequence(sequence.id, held.num_sent, tuple(sequence.tokens[held.num_sent :]), wish.depth, opening)
+    return AskedSequence(sequence.id, held.num_sent, tuple(sequence.tokens[held.num_sent :]), wish.most, opening)
 
 
 def vocabulary_difference(loaded: DraftLoaded, model: Manifest) -> str:

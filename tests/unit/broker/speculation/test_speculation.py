@@ -12,7 +12,7 @@ from swarm.broker.speculation.proposer import ProposerName
 from swarm.broker.state import Sequence
 from swarm.params import SPECULATION_MODES, SpeculationMode
 from swarm.wire.messages import Cancel, ForcedTokens, Step
-from tests.unit.broker.bench import Bench, row, settings, steps, submit, verified
+from tests.unit.broker.bench import Bench, row, scheduling, settings, steps, submit, verified
 
 ANSWER = list(range(40, 60))
 ANSWERS = dict.fromkeys(range(1, 9), ANSWER)
@@ -134,7 +134,8 @@ def test_a_proposal_that_is_late_is_not_waited_for(make_bench) -> None:
 
 
 def test_others_go_on_while_a_sequence_waits(make_bench) -> None:
-    bench = make_bench(proposers=(Slow("draft"),)).serve(1)
+    """Where several steps may be in flight; one that is alone waits for all (test_drafts)."""
+    bench = make_bench(scheduling(mode="overlapped"), proposers=(Slow("draft"),)).serve(2)
     decode(bench)
     bench.say(submit("other", max_tokens=5, speculation="off"))
     bench.verify(ANSWERS)
