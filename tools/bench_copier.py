@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Train a model that edits code and quotes lines of it, for benchmarks of repetitive text.
 
-    bench_copier.py FOLDER [--steps 1050] [--hidden 1024 --layers 12]
+    bench_copier.py FOLDER [--steps 2600] [--hidden 1024 --layers 12]
 
 The model has the embedded demo model's shape, tokenizer and first weights. It learns two tasks on the sources of this
 repository: to write a passage again with one name replaced, and to write those lines of a passage that contain a word.
@@ -30,6 +30,7 @@ LEARNED = "swarm"  # folder of the sources for the training; the tasks are from 
 MAX_TOKENS = 480  # of a prompt and its answer
 ROWS = 8
 PEAK_RATE = 1e-3
+REPETITIONS = 0.65  # share of the steps
 PART = "training.pt"  # an unfinished training
 NAME = re.compile(r"[a-z_]{4,}")
 
@@ -75,7 +76,7 @@ def _repetition(rng: Random, length: int) -> tuple[list[int], int]:
 
 def repetitions(rng: Random, step: int) -> list[tuple[list[int], int]]:
     """Return a batch that teaches copying: random tokens, longer ones later."""
-    length = rng.randint(6, min(60, 10 + step // 12))
+    length = rng.randint(6, min(100, 10 + step // 16))
     return [_repetition(rng, length) for _ in range(3 * ROWS)]
 
 
@@ -97,7 +98,7 @@ def padded(examples: list[tuple[list[int], int]]) -> tuple[torch.Tensor, torch.T
 
 
 def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int, part: Path) -> None:
-    """Train: two thirds of the steps are repetitions of random tokens, which are short, and the rest are tasks. An
+    """Train: most of the steps are repetitions of random tokens, which are short, and the rest are tasks. An
     interrupted training goes on with what is in ``part``."""
     first = 0
     if part.is_file():
@@ -106,7 +107,7 @@ def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: in
         model.load_state_dict(saved["model"])
     rng, texts = Random(20 + first), sources(LEARNED)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01, fused=True)
-    began, losses, num_repetitions = time.monotonic(), [], 2 * steps // 3
+    began, losses, num_repetitions = time.monotonic(), [], int(REPETITIONS * steps)
     model.train()
     for step in range(first, steps):
         for group in optimizer.param_groups:
@@ -147,7 +148,7 @@ def widen(model: LlamaForCausalLM, hidden: int, layers: int) -> LlamaForCausalLM
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=1050, help="of training; some minutes on two cores")
+    parser.add_argument("--steps", type=int, default=2600, help="of training; some minutes on two cores")
     parser.add_argument("--hidden", type=int, default=0, help="size of the hidden state; a multiple of 128")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--trained", type=Path, help="folder of the model if it is trained already")
