@@ -270,7 +270,7 @@ def test_a_fenced_step_leaves_no_unverified_tokens(stage: StageBench, num_accept
     held = stage.core.sequences[1]
     assert (held.position(), held.unverified_from) == (at, None)
     stage.activate(2, live=((1, at),))
-    tokens = [20, 21, 22, 5, 6, 7][:at] + [8]
+    tokens = [*[20, 21, 22, 5, 6, 7][:at], 8]
     assert errors_in(stage.run(propose(stage, at, 8, open=(record(1, *tokens),), epoch=2))) == []
     assert held.history == tokens
 
