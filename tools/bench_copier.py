@@ -1,17 +1,21 @@
 #!/usr/bin/env python3
 """Train a model that edits code and quotes lines of it, for benchmarks of repetitive text.
 
-    bench_copier.py FOLDER [--steps 600]
+    bench_copier.py FOLDER [--steps 1300] [--hidden 1024 --layers 12]
 
 The model has the embedded demo model's shape, tokenizer and first weights. It learns two tasks on the sources of this
 repository: to write a passage again with one name replaced, and to write those lines of a passage that contain a word.
 ``task`` writes prompts of the same kind from files that the training did not read. The answers are mostly copies of the
 prompt, as those of a large model are when it edits code or extracts passages.
+
+``--hidden`` and ``--layers`` write the same model into larger matrices, of which all else is zero. It writes the same
+texts (but for rounding) and takes the time of a model of that size.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import re
 import time
 from pathlib import Path
@@ -25,7 +29,7 @@ SHIPPED = ROOT / "swarm" / "demo" / "village"
 LEARNED = "swarm"  # folder of the sources for the training; the tasks are from "tools" and "tests"
 MAX_TOKENS = 480  # of a prompt and its answer
 ROWS = 8
-PEAK_RATE = 2e-3
+PEAK_RATE = 1e-3
 NAME = re.compile(r"[a-z_]{4,}")
 
 
@@ -68,17 +72,23 @@ def _repetition(rng: Random, length: int) -> tuple[list[int], int]:
     return [0, *once, *once], length + 2
 
 
-def batch(rng: Random, texts: list[str], tokenizer: PreTrainedTokenizerFast, share: float) -> tuple[torch.Tensor, ...]:
-    """Return inputs and labels; ``share``: how much of the training is done. It begins with short repetitions."""
-    examples = []
-    for _ in range(ROWS):
-        if rng.random() < 1.2 - 2 * share:
-            examples.append(_repetition(rng, rng.randint(8, 24 + int(300 * share))))
-        else:
-            examples.append(_example(rng, texts, tokenizer))
+def repetitions(rng: Random, step: int) -> list[tuple[list[int], int]]:
+    """Return a batch that teaches copying: random tokens, longer ones later."""
+    length = rng.randint(6, min(60, 10 + step // 12))
+    return [_repetition(rng, length) for _ in range(3 * ROWS)]
+
+
+def tasks(rng: Random, texts: list[str], tokenizer: PreTrainedTokenizerFast) -> list[tuple[list[int], int]]:
+    """Return a batch of tasks, and some repetitions of the same length."""
+    examples = [_example(rng, texts, tokenizer) for _ in range(ROWS - 2)]
+    return [*examples, *(_repetition(rng, rng.randint(60, MAX_TOKENS // 2 - 1)) for _ in range(2))]
+
+
+def padded(examples: list[tuple[list[int], int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return inputs and labels."""
     length = max(len(tokens) for tokens, _ in examples)
-    inputs = torch.zeros((ROWS, length), dtype=torch.long)
-    labels = torch.full((ROWS, length), -100)
+    inputs = torch.zeros((len(examples), length), dtype=torch.long)
+    labels = torch.full((len(examples), length), -100)
     for row, (tokens, begin) in enumerate(examples):
         inputs[row, : len(tokens)] = torch.tensor(tokens)
         labels[row, begin : len(tokens)] = torch.tensor(tokens[begin:])
@@ -86,14 +96,15 @@ def batch(rng: Random, texts: list[str], tokenizer: PreTrainedTokenizerFast, sha
 
 
 def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int) -> None:
+    """Train: two thirds of the steps are repetitions of random tokens, which are short, and the rest are tasks."""
     rng, texts = Random(20), sources(LEARNED)
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), fused=True)
-    began, losses = time.monotonic(), []
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+    began, losses, num_repetitions = time.monotonic(), [], 2 * steps // 3
     model.train()
     for step in range(steps):
         for group in optimizer.param_groups:
-            group["lr"] = PEAK_RATE * min((step + 1) / 30, 1.02 - step / steps)
-        inputs, labels = batch(rng, texts, tokenizer, step / steps)
+            group["lr"] = PEAK_RATE * min((step + 1) / 50, 1.0 if step < num_repetitions else 3 * (1.01 - step / steps))
+        inputs, labels = padded(repetitions(rng, step) if step < num_repetitions else tasks(rng, texts, tokenizer))
         loss = model(input_ids=inputs, labels=labels).loss
         optimizer.zero_grad()
         loss.backward()
@@ -105,15 +116,41 @@ def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: in
             note(f"step {step + 1}/{steps}  loss {mean:.3f}  {time.monotonic() - began:.0f} s")
 
 
+def widen(model: LlamaForCausalLM, hidden: int, layers: int) -> LlamaForCausalLM:
+    """Write a model into a larger one of the same head size, whose other weights are zero."""
+    small = model.config
+    factor = hidden // small.hidden_size
+    config = copy.deepcopy(small)
+    config.hidden_size, config.num_hidden_layers = hidden, layers
+    config.intermediate_size = 3 * hidden
+    config.num_attention_heads = factor * small.num_attention_heads
+    config.num_key_value_heads = factor * small.num_key_value_heads
+    config.rms_norm_eps = small.rms_norm_eps / factor  # the mean is over more values, of which all others are 0
+    wide = LlamaForCausalLM(config).requires_grad_(False)
+    known = model.state_dict()
+    for name, weight in wide.state_dict().items():
+        weight.zero_()
+        if name in known:
+            part = known[name] / factor**0.5 if "norm" in name else known[name]
+            weight[tuple(slice(size) for size in part.shape)] = part
+    return wide
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=600, help="of training; about ten minutes on two cores")
+    parser.add_argument("--steps", type=int, default=1300, help="of training; some minutes on two cores")
+    parser.add_argument("--hidden", type=int, default=0, help="size of the hidden state; a multiple of 128")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--trained", type=Path, help="folder of the model if it is trained already")
     arguments = parser.parse_args()
     torch.manual_seed(20)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(SHIPPED)
-    model = AutoModelForCausalLM.from_pretrained(SHIPPED, dtype=torch.float32)
-    train(model, tokenizer, arguments.steps)
+    model = AutoModelForCausalLM.from_pretrained(arguments.trained or SHIPPED, dtype=torch.float32)
+    if arguments.trained is None:
+        train(model, tokenizer, arguments.steps)
+    if arguments.hidden:
+        model = widen(model, arguments.hidden, arguments.layers)
     model.eval().to(torch.bfloat16).save_pretrained(arguments.folder)
     tokenizer.save_pretrained(arguments.folder)
     note(str(arguments.folder))

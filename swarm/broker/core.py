@@ -199,6 +199,7 @@ class BrokerCore:
             statistics=self._statistics,
             latencies=latencies,
             judgements=self.judgements,
+            speculation=self.speculation,
             drafts=self.drafts,
         )
         self._lost_step_detector = LostStepDetector(self.state, self._members.monitor, self._reconfiguration, self._out)
@@ -342,7 +343,8 @@ class BrokerCore:
             self.state.count("steps")
             self.state.count("rows", len(step.rows))
             self.state.count("positions", len(step.tokens))
-            self.state.plans.gauge.on_dispatched(step.step, step.rows)
+            self.state.plans.gauge.on_dispatched(step.step, step.rows, step.proposed or ())
+            self.state.count("speculative_steps", bool(step.proposed))
             self._statistics.record_dispatch(step, len(self.state.in_flight), len(self.state.waiting))
             self._out.append(Dispatch(step))
         for sequence in self.state.take_deadline_unreachable():
@@ -365,7 +367,7 @@ class BrokerCore:
             self._members.failure_judge.record_step(done.kv, now)
         self.state.count("step_seconds", now - flight.sent_at)
         self.state.plans.gauge.on_finished(done.step, done.hops, now - flight.sent_at)
-        self._tracer.record_step(flight.sent_at, now, done)
+        self._tracer.record_step(flight, now, done)
         if self._statistics.record_done(now - flight.sent_at, done) and self._statistics.is_due(
             self.settings.profile_every
         ):

@@ -171,6 +171,24 @@ REQUESTS = (
     _counter("preemptions", "Preemptions of a sequence by another one", "stats.pipeline.preemptions"),
 )
 
+_PROPOSERS = ("suffix", "draft", "grammar")
+SPECULATION = (
+    _labelled_counter(
+        "proposed_tokens",
+        "Tokens that were guessed and verified, by proposer",
+        "proposer",
+        *(ReportPath(f"stats.speculation.{each}.proposed", (each,)) for each in _PROPOSERS),
+    ),
+    _labelled_counter(
+        "accepted_tokens",
+        "Of these, tokens that were right, by proposer",
+        "proposer",
+        *(ReportPath(f"stats.speculation.{each}.accepted", (each,)) for each in _PROPOSERS),
+    ),
+    _histogram("accepted_length_tokens", "Accepted tokens of each proposal", "stats.histograms.accepted_tokens"),
+    _counter("speculative_steps", "Steps that carried proposed tokens", "stats.pipeline.speculative_steps"),
+)
+
 STEPS = (
     _counter("steps", "Steps sent through the stages", "stats.pipeline.steps"),
     _counter("overlapped_steps", "Steps sent while others were in flight", "stats.pipeline.overlapped_calls"),
@@ -375,4 +393,4 @@ PROCESSES = (
     _gauge("broker_threads", "Threads of the broker's process", "stats.broker.threads"),
 )
 
-FIGURES = (*WHOLE, *REQUESTS, *STEPS, *STAGES, *WORKERS, *TROUBLES, *PROCESSES)
+FIGURES = (*WHOLE, *REQUESTS, *SPECULATION, *STEPS, *STAGES, *WORKERS, *TROUBLES, *PROCESSES)

@@ -76,7 +76,7 @@ def answer_of(done: Completion) -> Answer:
 async def ask(client: AsyncClient, index: int, tokens: int = TOKENS, **more: Any) -> Answer:
     case = CASES[index]
     done = await client.generate(
-        list(case.prompt), max_tokens=tokens, ignore_eos=True, timeout=WAIT_S, **case.options, **more
+        list(case.prompt), max_tokens=tokens, ignore_eos=True, timeout=WAIT_S, **(case.options | more)
     )
     return answer_of(done)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.bench import SPECULATION_VARIABLE, TOKENS, Bench, Swarm, ask, long
+from tests.faults.bench import SPECULATION_VARIABLE, WAIT_S, Answer, Bench, Swarm, answer_of, long
 
 
 @pytest.fixture(scope="module")
@@ -21,19 +21,29 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def _ask_before(bench: Bench) -> None:
-    """Have all requests answered, and one with other seeds, so that the next ones are guessed, rightly and wrongly."""
+    """Have all requests answered, so that the next ones are guessed, and others that are guessed wrongly."""
     await bench.right()
-    await asyncio.gather(*(ask(bench.client, 1, TOKENS // 2, seed=seed) for seed in (101, 102)))
+    await _ask_repeating(bench)
+
+
+async def _ask_repeating(bench: Bench, **more: str) -> list[Answer]:
+    """Ask with prompts that repeat themselves, for answers that don't."""
+    prompts = [[11 + number, 12, 13 + number, 14] * 20 for number in range(8)]
+    options = {"max_tokens": 24, "ignore_eos": True, "temperature": 1.2, "timeout": WAIT_S}
+    asked = (bench.client.generate(prompt, seed=prompt[0], **options, **more) for prompt in prompts)  # type: ignore[arg-type]
+    return [answer_of(done) for done in await asyncio.gather(*asked)]
 
 
 async def test_repeated_answers_are_guessed(bench: Bench) -> None:
     """The workload of this folder leads to proposals, of which some are accepted and some refused."""
-    await _ask_before(bench)
+    await bench.right()
     before = await bench.figures()
     await bench.right()
+    others = await _ask_repeating(bench)
     after = await bench.figures()
     proposed, accepted = (after[name] - before.get(name, 0) for name in ("proposed_tokens", "accepted_tokens"))
     assert 0 < accepted < proposed
+    assert await _ask_repeating(bench, speculation="off") == others
 
 
 @pytest.mark.parametrize(

@@ -122,8 +122,11 @@ MUTANTS = (
         name="guess-for-suspects",
         breaks="Tokens are proposed for suspects, whose step must show what fails.",
         target="swarm.broker.steps.proposals:max_proposed",
-        old="if not sequence.is_decoding or sequence.id in state.evidence.suspects:",
-        new="if not sequence.is_decoding:",
+        old="""
+            if sequence.id in state.evidence.suspects:
+                return 0
+        """,
+        new="",
         caught_by="tests/unit/broker/steps/test_proposals.py::test_nothing_is_proposed_for_suspects",
     ),
     Mutant(
@@ -154,7 +157,7 @@ MUTANTS = (
         name="guess-longer-than-asked",
         breaks="A proposer may return more tokens than there is room for.",
         target="swarm.broker.steps.proposals:_limit",
-        old="tokens = proposal.tokens[:most]",
+        old="tokens = proposal.tokens[: max(0, most)]",
         new="tokens = proposal.tokens",
         caught_by="tests/unit/broker/steps/test_proposals.py::test_a_guess_is_cut_to_what_was_asked_for",
     ),
@@ -177,16 +180,16 @@ MUTANTS = (
     Mutant(
         name="blocks-of-guesses-kept",
         breaks="Blocks that only refused tokens needed are never free again.",
-        target="swarm.broker.steps.proposals:settle_proposals",
-        old="state.running.resize(sequence, blocks)",
+        target="swarm.broker.state.state:State.return_blocks",
+        old="self.running.resize(sequence, blocks)",
         new="pass",
         caught_by="tests/unit/broker/steps/test_proposals.py::test_blocks_of_refused_guesses_are_free_in_the_stages_before_others_get_them",
     ),
     Mutant(
         name="blocks-of-guesses-given-early",
         breaks="Another sequence gets blocks in which the stages still hold refused positions.",
-        target="swarm.broker.steps.proposals:settle_proposals",
-        old="state.to_truncate.append(sequence)",
+        target="swarm.broker.state.state:State.return_blocks",
+        old="self.to_truncate.append(sequence)",
         new="pass",
         caught_by="tests/unit/broker/steps/test_proposals.py::test_blocks_of_refused_guesses_are_free_in_the_stages_before_others_get_them",
     ),

@@ -23,6 +23,7 @@ from swarm.broker.reports.statistics import PipelineStatistics, RequestLatencies
 from swarm.broker.reports.trace import RequestTracer
 from swarm.broker.requests.completion import RequestSettings
 from swarm.broker.speculation.drafts import Drafts
+from swarm.broker.speculation.speculation import Speculation
 from swarm.broker.state import State, Worker
 from swarm.broker.state.ended_requests import ClientAccount
 from swarm.broker.state.workers import Judgement
@@ -63,6 +64,7 @@ class QueryHandler:
         statistics: PipelineStatistics,
         latencies: RequestLatencies,
         judgements: Callable[[float], Mapping[str, Judgement]],
+        speculation: Speculation,
         drafts: Drafts | None = None,
     ) -> None:
         self._state = state
@@ -75,6 +77,7 @@ class QueryHandler:
         self._statistics = statistics
         self._latencies = latencies
         self._judgements = judgements
+        self._speculation = speculation
         self._drafts = drafts
         self._previews = PlanPreviews(state, procedure.target, out)
         self._operator = OperatorCommands(state, out, self._previews, procedure)
@@ -123,7 +126,14 @@ class QueryHandler:
             case "recoveries":
                 return self._state.recoveries.report(now)
             case "stats":
-                body = status.report_stats(self._state, self._statistics, self._latencies, now, account)
+                body = status.report_stats(
+                    self._state,
+                    self._statistics,
+                    self._latencies,
+                    speculation=self._speculation,
+                    now=now,
+                    account=account,
+                )
                 return body if self._drafts is None else body | {"draft": self._drafts.report()}
             case "nodes":
                 return status.report_nodes(self._state, self._judgements(now), self._members.monitor.vital_signs, now)

@@ -9,6 +9,7 @@ from swarm.broker.admin.standby_report import warming_as_json
 from swarm.broker.members.monitor import VitalSigns
 from swarm.broker.reports import scheduling
 from swarm.broker.reports.statistics import PipelineStatistics, RequestLatencies
+from swarm.broker.speculation.speculation import Speculation
 from swarm.broker.state import Request, SequenceState, State, Worker, WorkerState
 from swarm.broker.state.ended_requests import ClientAccount, can_see
 from swarm.broker.state.workers import BROKER, Judgement, RouteState
@@ -191,6 +192,8 @@ def report_stats(
     state: State,
     statistics: PipelineStatistics,
     latencies: RequestLatencies,
+    *,
+    speculation: Speculation,
     now: float,
     account: ClientAccount | None = None,
 ) -> Json:
@@ -203,6 +206,7 @@ def report_stats(
     spread: Json = {f"recovery_{part}": histogram.report() for part, histogram in state.recoveries.parts.items()}
     if "write_s" in journal:
         spread["journal_write_s"] = journal.pop("write_s")
+    spread["accepted_tokens"] = speculation.accepted_lengths.report()
     return {
         "pipeline": pipeline | statistics.report(),
         "scheduler": scheduling.report_scheduler(state),
@@ -212,6 +216,7 @@ def report_stats(
         "requests": latencies.counts(),
         "recoveries": state.recoveries.figures(now),
         "kv_copies": report_copies(state),
+        "speculation": speculation.report(),
         "histograms": latencies.histograms() | statistics.histograms() | spread,
         "stages": stages,
     }

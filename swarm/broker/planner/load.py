@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from msgspec import structs
 
-from swarm.wire.messages import Hop, LayerCost, Row
+from swarm.wire.messages import Hop, LayerCost, ProposedTail, Row
 
 # Bounds of a plausible measurement: clocks do not resolve less, and no caller waits longer for a layer. Values outside
 # (zero, infinity) would make sums and quotients meaningless.
@@ -284,9 +284,19 @@ class PlanGauge:
         self.num_steps, self.seconds, self.outside_s = 0, 0.0, 0.0
         self._shapes.clear()
 
-    def on_dispatched(self, step: int, rows: Iterable[Row]) -> None:
-        """Record a dispatched step. If its result never arrives, the next plan drops the record."""
-        self._shapes[step] = StepShape.from_rows((row.start, row.count, row.sample) for row in rows)
+    def on_dispatched(self, step: int, rows: Iterable[Row], tails: Iterable[ProposedTail] = ()) -> None:
+        """Record a dispatched step. If its result never arrives, the next plan drops the record. A row with proposed
+        tokens costs as much as that many more decodes."""
+        proposed = {tail.sequence for tail in tails}
+        self._shapes[step] = StepShape.from_rows(
+            part
+            for row in rows
+            for part in (
+                ((row.start + n, 1, row.sample) for n in range(row.count))
+                if row.sequence in proposed
+                else ((row.start, row.count, row.sample),)
+            )
+        )
 
     def longest_in_flight_s(self, worker: str, more: Iterable[StepShape] = ()) -> float:
         """Predict the longest time in a worker's stage among the steps in flight and ``more``; 0: unknown."""

@@ -26,14 +26,14 @@ and neither has the first token after the restart, whose beginning is unknown.
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 from msgspec.structs import asdict
 
-from swarm.broker.state import Request, SequenceState
+from swarm.broker.state import InFlightStep, Request, SequenceState
 from swarm.broker.state import Sequence as BrokerSequence
 from swarm.broker.state.ended_requests import ClientAccount, can_see
 from swarm.wire.messages import Hop, Json, SequencePosition, StepDone
@@ -49,12 +49,14 @@ PARTS = ("queue_s", "wire_s", "wait_s", "compute_s", "sample_s", "broker_s", "un
 
 
 class StepTimes(NamedTuple):
-    """A completed step. ``kv``: sequence and final position of each row."""
+    """A completed step. ``kv``: sequence and final position of each row. ``accepted``: numbers of proposed and of
+    accepted tokens, by sequence, where there were any."""
 
     dispatched_at: float
     finished_at: float
     kv: tuple[SequencePosition, ...]
     hops: tuple[Hop, ...]
+    accepted: Mapping[int, tuple[int, int]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +124,16 @@ class RequestTracer:
     ended: OrderedDict[str, RequestTimes] = field(default_factory=OrderedDict)
     _num_rows: int = 0
 
-    def record_step(self, dispatched_at: float, now: float, done: StepDone) -> None:
+    def record_step(self, flight: InFlightStep, now: float, done: StepDone) -> None:
         """Record the times of a completed step."""
         if self.max_steps == 0:
             return
-        self.steps.append(StepTimes(dispatched_at, now, done.kv, done.hops))
+        accepted = {
+            row.sequence: (len(proposal.tokens), min(len(proposal.tokens), max(0, row.position - proposal.start)))
+            for row in done.kv
+            if (proposal := flight.proposals.get(row.sequence)) is not None
+        }
+        self.steps.append(StepTimes(flight.sent_at, now, done.kv, done.hops, accepted))
         self._num_rows += len(done.kv)
         while len(self.steps) > self.max_steps or self._num_rows > MAX_ROWS_KEPT:
             self._num_rows -= len(self.steps.popleft().kv)
@@ -229,9 +236,24 @@ def _trace_sequence(sequence: SequenceTimes, steps: Sequence[tuple[int, StepTime
         "num_tokens": sequence.num_tokens,
         "num_traced": len(tokens),
         "admitted_s": _admitted_s(sequence),
+        **_sum_acceptance(sequence.id, steps),
         "sums": sums,
         "stages": sum_stages(sequence.restored_hops, tokens),
         "tokens": listed,
+    }
+
+
+def _sum_acceptance(sequence: int, steps: Sequence[tuple[int, StepTimes]]) -> Json:
+    """Return what became of proposed tokens in the recorded steps; nothing if none were proposed. ``accepted_lengths``:
+    numbers of steps with proposals, by the number of tokens that were accepted."""
+    outcomes = [step.accepted[sequence] for _, step in steps if sequence in step.accepted]
+    if not outcomes:
+        return {}
+    lengths = Counter(accepted for _, accepted in outcomes)
+    return {
+        "proposed": sum(proposed for proposed, _ in outcomes),
+        "accepted": sum(accepted for _, accepted in outcomes),
+        "accepted_lengths": {str(length): lengths[length] for length in sorted(lengths)},
     }
 
 
@@ -244,7 +266,8 @@ def _admitted_s(sequence: SequenceTimes) -> float | None:
 
 def _trace_tokens(sequence: SequenceTimes, steps: Sequence[tuple[int, StepTimes]]) -> Iterator[Json]:
     """Yield an entry per token whose beginning and end are recorded. The first step that ends at a position draws the
-    token there; later ones only compute it again."""
+    token there; later ones only compute it again. A step with accepted proposals draws the tokens before it, too: the
+    first of them took the step's time, the others none."""
     began = None if sequence.num_restored else sequence.arrived_at
     next_index = sequence.num_restored
     own: list[StepTimes] = []
@@ -253,12 +276,16 @@ def _trace_tokens(sequence: SequenceTimes, steps: Sequence[tuple[int, StepTimes]
         index = position - sequence.num_prompt
         if index < next_index or index >= sequence.num_tokens:
             continue
-        if index != next_index:
+        _, num_accepted = step.accepted.get(sequence.id, (0, 0))
+        first = max(next_index, index - num_accepted)
+        if first != next_index:
             began = None  # steps in between are no longer recorded, so this token's beginning is unknown
-        if began is not None:
-            sent_at = _sent_at(sequence, index, step.finished_at)
-            yield {"began_s": round(began - sequence.arrived_at, 6), **_split_token(index, began, own, sent_at)}
-        began, next_index, own = step.finished_at, index + 1, []
+        for each in range(first, index + 1):
+            if began is not None:
+                sent_at = _sent_at(sequence, each, step.finished_at)
+                yield {"began_s": round(began - sequence.arrived_at, 6), **_split_token(each, began, own, sent_at)}
+            began, own = step.finished_at, []
+        next_index = index + 1
 
 
 def _sent_at(sequence: SequenceTimes, index: int, finished_at: float) -> float:
@@ -267,8 +294,9 @@ def _sent_at(sequence: SequenceTimes, index: int, finished_at: float) -> float:
 
 
 def _split_token(index: int, began: float, steps: Sequence[StepTimes], ended: float) -> Json:
-    """Split the time of one token, which these steps computed, into its parts."""
-    finished = steps[-1].finished_at
+    """Split the time of one token, which these steps computed, into its parts. Without steps, it came with the token
+    before it."""
+    finished = steps[-1].finished_at if steps else began
     parts = dict.fromkeys(PARTS, 0.0)
     stages: dict[tuple[str, int, int], dict[str, float]] = {}
     free_at = began  # until then, earlier steps of this token account for the time

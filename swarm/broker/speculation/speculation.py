@@ -17,7 +17,10 @@ from swarm.broker.speculation.grammar import GrammarProposer
 from swarm.broker.speculation.proposer import AsyncProposer, Proposal, Proposer, RatedProposer
 from swarm.broker.state.lifecycle import SequenceState
 from swarm.params import SpeculationMode
-from swarm.wire.messages import MAX_PROPOSED
+from swarm.series import POWERS, Histogram
+from swarm.wire.messages import MAX_PROPOSED, Json
+
+MAX_REPORTED = 16  # positions of proposals in reports
 
 if TYPE_CHECKING:
     from swarm.broker.state import Sequence
@@ -34,6 +37,11 @@ class ProposerFigures:
     # by position in a proposal: how often it was proposed, and accepted
     proposed_at: Counter[int] = field(default_factory=Counter)
     accepted_at: Counter[int] = field(default_factory=Counter)
+
+    def acceptance(self) -> list[float]:
+        """Return the share of accepted tokens at the first positions of proposals."""
+        most = max(self.proposed_at, default=-1) + 1
+        return [round(self.accepted_at[n] / self.proposed_at[n], 3) for n in range(min(most, MAX_REPORTED))]
 
     def record(self, num_proposed: int, num_accepted: int) -> None:
         """Add a proposal that was verified."""
@@ -61,6 +69,8 @@ class Speculation:
         self._rated = tuple(p for p in self.proposers if isinstance(p, RatedProposer))
         self._async = tuple(p for p in self.proposers if isinstance(p, AsyncProposer))
         self.figures: dict[str, ProposerFigures] = {p.name: ProposerFigures() for p in self.proposers}
+        self.accepted_lengths = Histogram((0.0, *POWERS[:7]))  # accepted tokens of each proposal
+        self.max_tokens_per_step = 1  # largest number of tokens that a step has given a sequence
         self._tracked: dict[int, Sequence] = {}  # sequences of which proposers may keep something
         self._waits: dict[int, float] = {}  # sequence -> time until which it waits for its proposal
 
@@ -71,8 +81,8 @@ class Speculation:
     def choose(self, mosts: Many[tuple[Sequence, int]], num_positions: int) -> dict[int, Proposal]:
         """Return the proposals of a step by sequence.
 
-        ``mosts``: the sequences for which tokens may be proposed, with the maximum numbers of tokens. ``num_positions``:
-        positions of the step without proposals.
+        ``mosts``: the sequences for which tokens may be proposed, with the maximum numbers of tokens.
+        ``num_positions``: positions of the step without proposals.
         """
         if not mosts:
             return {}
@@ -116,6 +126,8 @@ class Speculation:
     def record(self, sequence: Sequence, proposer: str, num_proposed: int, num_accepted: int) -> None:
         """Record how many tokens of a proposal were accepted."""
         self.figures[proposer].record(num_proposed, num_accepted)
+        self.accepted_lengths.add(num_accepted)
+        self.max_tokens_per_step = max(self.max_tokens_per_step, 1 + num_accepted)
         if self.control is not None:
             self.control.record(sequence.id, proposer, num_proposed, num_accepted)
         for each in self._async:
@@ -168,6 +180,22 @@ class Speculation:
                 self.control.forget(sequence)
             for proposer in self.proposers:
                 proposer.forget(sequence)
+
+    def report(self) -> Json:
+        """Return figures for ``swarmctl stats``. ``acceptance``: by position in a proposal, the share of tokens that
+        were accepted."""
+        return {
+            "mode": self.mode,
+            **{
+                name: {
+                    "proposals": figures.num_proposals,
+                    "proposed": figures.num_proposed,
+                    "accepted": figures.num_accepted,
+                    "acceptance": figures.acceptance(),
+                }
+                for name, figures in self.figures.items()
+            },
+        }
 
     def _may_propose(self, proposer: Proposer, sequence: Sequence) -> bool:
         """Whether a proposer may guess for a sequence: by the broker's mode, and by the request's own."""

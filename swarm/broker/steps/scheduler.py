@@ -101,7 +101,7 @@ def max_steps_in_flight(mode: Mode, num_stages: int, *, shares_cores: bool = Fal
 # --- admission --------------------------------------------------------------------------------------------------------
 
 
-def admit(state: State, settings: SchedulerSettings, now: float) -> None:
+def admit(state: State, settings: SchedulerSettings, now: float, max_tokens_per_step: int = 1) -> None:
     """Admit waiting sequences while there is capacity. A sequence that doesn't fit yet doesn't block smaller ones
     behind it, until they have overtaken it too often or for too long; from then on free blocks are kept for it."""
     waiting = state.waiting
@@ -123,7 +123,7 @@ def admit(state: State, settings: SchedulerSettings, now: float) -> None:
             waiting.set_aside(sequence)
             continue
         sequence.mark_fitting()
-        if _is_deadline_unreachable(state, sequence, now):
+        if _is_deadline_unreachable(state, sequence, max_tokens_per_step, now):
             state.give_up_deadline(sequence)
         elif _is_prompt_underway(state, sequence):
             deferred.append(sequence)
@@ -161,14 +161,15 @@ def _is_overtaking_exhausted(overtaken: list[Sequence], settings: SchedulerSetti
     return overtaken[0].num_overtaken >= settings.max_passed or now - since >= settings.max_passed_s
 
 
-def _is_deadline_unreachable(state: State, sequence: Sequence, now: float) -> bool:
+def _is_deadline_unreachable(state: State, sequence: Sequence, max_tokens_per_step: int, now: float) -> bool:
     """Whether it would miss its deadline even alone, now, and with the quickest recent steps."""
     deadline, params = sequence.request.deadline_at, sequence.request.submit.params
     if deadline is None:
         return False
     may_end_early = not params.ignore_eos or params.stop or params.stop_token_ids  # tokens it must generate at least
     least = params.min_tokens if may_end_early else params.max_tokens
-    return now + max(1, least - sequence.num_generated) * state.costs.min_step_s > deadline
+    num_steps = max(1, -(-(least - sequence.num_generated) // max_tokens_per_step))
+    return now + num_steps * state.costs.min_step_s > deadline
 
 
 def _record_admission(state: State, sequence: Sequence, overtaken: list[Sequence], now: float) -> None:
@@ -195,7 +196,7 @@ def next_step(
         return None
     if most == 1 and speculation.has_waits(now):
         return None
-    admit(state, settings, now)
+    admit(state, settings, now, speculation.max_tokens_per_step)
     chosen = _choose(state, settings, most, speculation)
     unopened = _choose_unopened(state, chosen)
     if not chosen and not unopened and not state.to_release and not state.to_retire:

@@ -14,6 +14,8 @@ from swarm.broker import actions as broker_act
 from swarm.broker import events as broker_event
 from swarm.broker.core import BrokerCore, CoreSettings
 from swarm.broker.planning.plan_query import answer_query
+from swarm.broker.speculation.depth import DepthControl
+from swarm.broker.state.journal_snapshot import JournalSnapshot
 from swarm.sim.actors.environment import Environment
 from swarm.sim.actors.guesses import SimProposer
 from swarm.sim.actors.routes import RELAY
@@ -130,18 +132,20 @@ class BrokerNode:
         self.is_alive = True
         news = self._cluster.network.link("broker", "disk", "client", JOURNAL_DELAY_S)
         self.journal = SimJournal(self.disk, news, self._on_facts, self.spring_trap)
-        self.core = BrokerCore(settings, self._world.now, past, proposers=self._make_proposers())
+        self.core = self._make_core(settings, past)
         self._retention_check.on_broker_restarted(self.core.state, self._world.now)
         self._unwritten = set()
         self.started_at = self._world.now
         life = self.life
         self._world.schedule(0.0, lambda: self._tick(life))
 
-    def _make_proposers(self) -> tuple[SimProposer, ...]:
-        conditions = self._cluster.speculation
+    def _make_core(self, settings: CoreSettings, past: JournalSnapshot | None) -> BrokerCore:
+        conditions, now = self._cluster.speculation, self._world.now
         if conditions is None:
-            return ()
-        return (SimProposer(conditions, self._cluster.manifest, self._world.speculation_random),)
+            return BrokerCore(settings, now, past)
+        proposer = SimProposer(conditions, self._cluster.manifest, self._world.speculation_random)
+        control = DepthControl() if conditions.is_limited else None
+        return BrokerCore(settings, now, past, proposers=(proposer,), control=control)
 
     def crash(self, *, power: bool = False) -> None:
         """Kill the process, as by SIGKILL or a power cut; its supervisor restarts it.

@@ -174,6 +174,7 @@ class SpeculationConditions:
     guesses: tuple[Guess, ...]  # one of them is drawn for each proposal
     misreports: tuple[Misreport, ...] = ()  # the same for each misreport
     misreported_share: float = 0.0  # of the steps with proposals
+    is_limited: bool = False  # the broker limits their number by what was accepted before
 
 
 @dataclass(frozen=True, slots=True)

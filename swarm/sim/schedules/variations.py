@@ -61,6 +61,7 @@ NO_COPIES = 0.2  # share of schedules in which workers hold no copies of keys an
 KV_OFTEN = 0.08  # share of schedules with a fault of copies, for each kind
 KV_POINTS = ("SendKv", "ReceiveKv", "KvArrived", "KvHeld", "Activate")  # a worker dies before or after one of these
 SPECULATES = 0.5  # share of schedules in which tokens are proposed
+LIMITED = 0.3  # of them, share in which the broker limits proposals by what was accepted before
 MISREPORTED = 0.3  # of them, share in which the last stage misreports what it accepted
 GUESSES: tuple[tuple[Guess, ...], ...] = (
     ("right",),
@@ -136,7 +137,8 @@ def _draw_speculation(random: Random, schedule: Schedule, *, faults: bool) -> Sc
     guesses, is_honest = random.choice(GUESSES), random.random() >= MISREPORTED or not faults
     misreported = () if is_honest else random.choice([MISREPORTS, (random.choice(MISREPORTS),)])
     share = 0.0 if is_honest else random.choice([0.05, 0.3, 1.0])
-    return replace(schedule, speculation=SpeculationConditions(guesses, misreported, share))
+    is_limited = random.random() < LIMITED
+    return replace(schedule, speculation=SpeculationConditions(guesses, misreported, share, is_limited))
 
 
 def _draw_copies(random: Random, schedule: Schedule, *, faults: bool) -> Schedule:

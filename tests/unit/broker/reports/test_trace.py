@@ -9,6 +9,7 @@ import pytest
 
 from swarm.broker.reports import trace
 from swarm.broker.reports.trace import PARTS
+from swarm.broker.state import Sequence
 from swarm.wire.messages import Ack, Hop, LayerRange, Query, Report
 from tests.unit.broker.bench import Bench, said, settings, submit
 
@@ -208,3 +209,39 @@ def test_long_answers_are_listed_in_part(make_bench: MakeBench, monkeypatch: pyt
     (sequence,) = ask(bench)["sequences"]
     assert [t["index"] for t in sequence["tokens"]] == [0, 7, 8, 9]
     assert sequence["sums"]["total_s"] == pytest.approx(1.0)
+
+
+class Oracle:
+    """Proposes two right tokens and a wrong one."""
+
+    name = "suffix"
+
+    def propose(self, sequence: Sequence, most: int) -> tuple[int, ...]:
+        return tuple([*ANSWER[sequence.num_generated :][:2], 9][:most])
+
+    def forget(self, sequence: int) -> None:
+        pass
+
+
+ANSWER = list(range(40, 60))
+
+
+def test_tokens_of_one_step_and_accepted_lengths(make_bench: MakeBench) -> None:
+    """The first token of a step has its time; the accepted ones came with it. The third proposal is refused."""
+    bench = make_bench(proposers=(Oracle(),)).serve(1)
+    bench.say(submit(max_tokens=7))
+    for seconds in (0.1, 0.2, 0.3):
+        bench.now += seconds
+        bench.verify({1: ANSWER})
+    (sequence,) = ask(bench, "r")["sequences"]
+    assert [(t["index"], t["num_steps"], round(t["total_s"], 3)) for t in sequence["tokens"]] == [
+        (0, 1, 0.1),
+        (1, 1, 0.2),
+        (2, 0, 0.0),
+        (3, 0, 0.0),
+        (4, 1, 0.3),
+        (5, 0, 0.0),
+        (6, 0, 0.0),
+    ]
+    assert (sequence["proposed"], sequence["accepted"], sequence["accepted_lengths"]) == (5, 4, {"2": 2})
+    assert all(sums_up(token) for token in (*sequence["tokens"], sequence["sums"]))
