@@ -341,6 +341,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"audio": {"voice": "x", "format": "wav"}}, "audio"),
     ({"reasoning_effort": "high"}, "reasoning_effort"),
     ({"priority": "urgent"}, "priority"),
+    ({"speculation": "always"}, "speculation"),
     ({"deadline_s": 0}, "deadline_s"),
     ({"keep_s": 5}, "keep_s"),
     ({"keep_s": 601, "stream": True}, "keep_s"),

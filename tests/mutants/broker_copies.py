@@ -130,6 +130,14 @@ MUTANTS = (
         caught_by="tests/unit/broker/recovery/test_rebuild.py::test_a_log_without_its_beginning_serves_what_copies_lack",
     ),
     Mutant(
+        name="rest-of-a-log-through-fewer-layers",
+        breaks="The positions behind the end of a log go through fewer layers, so that those before them stay behind.",
+        target="swarm.broker.recovery.rebuild_runs:_find_inputs",
+        old="start, layer = inputs.stop, inputs.boundary",
+        new="start = inputs.stop",
+        caught_by="tests/unit/broker/recovery/test_rebuild.py::test_a_log_that_ends_early_serves_the_first_positions",
+    ),
+    Mutant(
         name="copies-with-other-bits-are-taken-over",
         breaks="A holder takes copies over although it computes other bits with the layers of the next plan.",
         target="swarm.broker.recovery.kv_copies:KvCopies.drop_unlike",

@@ -86,8 +86,8 @@ MUTANTS = (
         name="merged-rebuild-starts-too-late",
         breaks="Two merged replays begin at the later of their starts.",
         target="swarm.broker.recovery.rebuild_runs:_split",
-        old="start = min(lacking.values(), default=target)",
-        new="start = max(lacking.values(), default=target)",
+        old="start = min(lacking.values())",
+        new="start = max(lacking.values())",
         caught_by="tests/unit/broker/recovery/test_rebuild.py::test_lost_layers_are_rebuilt_from_the_nearest_log",
     ),
     Mutant(

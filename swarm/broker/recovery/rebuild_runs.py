@@ -77,7 +77,9 @@ def _split(source: str | None, through: LayerRange, positions: list[int], target
     held = {layer: positions[layer] for layer in range(through.first, through.stop)}
     lacking = {layer: position for layer, position in held.items() if position < target}
     runs: list[Rebuild] = []
-    start = min(lacking.values(), default=target)
+    if not lacking:
+        return runs
+    start = min(lacking.values())
     while start < target:
         # a position from which on deeper layers are needed than before it
         cuts = [p for p in lacking.values() if p >= start + MIN_SPLIT and _deepest(lacking, p) < max(lacking)]

@@ -64,6 +64,8 @@ def test_params_made_by_hand_are_checked_too() -> None:
         ({"priority": 101}, "priority"),
         ({"priority": "urgent"}, "priority"),
         ({"priority": 1.5}, "priority"),
+        ({"speculation": "always"}, "speculation"),
+        ({"speculation": True}, "speculation"),
         ({"tenant": "x" * 129}, "tenant"),
         ({"request_id": ""}, "request_id"),
         ({"request_id": "x" * 129}, "request_id"),
@@ -90,6 +92,12 @@ def test_classes_have_names() -> None:
     assert high > normal == check_options(None, {}).priority > low
     assert check_options(None, {"priority": -7, "tenant": "ada"}).to_submit((1,)).priority == -7
     assert check_options(None, {"tenant": "ada"}).to_submit((1,)).tenant == "ada"
+
+
+def test_the_mode_of_speculation_is_passed_on() -> None:
+    """Without one it is the broker's."""
+    assert check_options(None, {}).to_submit((1,)).speculation is None
+    assert check_options(None, {"speculation": "off"}).to_submit((1,)).speculation == "off"
 
 
 def test_seeds_and_ids_are_drawn_unless_given() -> None:

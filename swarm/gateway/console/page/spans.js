@@ -29,6 +29,7 @@ export class Spans {
   numTraced = 0; // with known times
   sums = null;
   stages = [];
+  guesses = null; // {proposed, accepted, lengths: numbers of steps by accepted tokens}; null without proposals
   numLetGo = 0;
   #laneAt = new Map();
 
@@ -39,6 +40,8 @@ export class Spans {
     this.numTraced = sequence.num_traced ?? this.numTraced;
     this.sums = sequence.sums ?? this.sums;
     this.stages = sequence.stages ?? this.stages;
+    const { proposed, accepted, accepted_lengths: lengths } = sequence;
+    if (proposed > 0) this.guesses = { proposed, accepted, lengths };
     if (sequence.tokens?.length > 0) this.tokens.pop(); // its last report may have been made before it was sent
     const last = this.tokens.at(-1)?.index ?? -1;
     for (const token of sequence.tokens ?? []) if (token.index > last) this.tokens.push(this.#read(token));
@@ -129,7 +132,15 @@ export function inWords(spans, textOf = () => "") {
     const then = rest.length > 0 ? `; then ${rest.join(", ")}` : "";
     words.push(`Over all tokens the largest part was ${most.part.doing}: ${ofAll}${then}.`);
   }
+  if (spans.guesses) words.push(guessWords(spans.guesses));
   return words;
+}
+
+// Describe how many guessed tokens were right, and how many tokens their steps gave.
+export function guessWords({ proposed, accepted, lengths }) {
+  const steps = Object.values(lengths).reduce((sum, number) => sum + number, 0);
+  const each = ((accepted + steps) / steps).toFixed(1);
+  return `Of ${proposed} guessed tokens ${accepted} were right: ${each} tokens in each of ${steps} steps with guesses.`;
 }
 
 function largest(spans, token) {

@@ -110,6 +110,15 @@ def test_nobody_else_reads_what_is_saved(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_request_keeps_its_mode_of_speculation(tmp_path: Path, store: JournalStore) -> None:
+    """A broker that is started again guesses as little for it as the one before."""
+    asked = submit("a", speculation="off")
+    store.write([WriteAcceptance(asked, (1,), "tenant")], NOW)
+    store.close()
+    (request,) = JournalStore(tmp_path).read_snapshot(LATER, retained_s=60.0).requests
+    assert request.submit == asked
+
+
 def test_what_belongs_to_somebody_else_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rights are not ours to change."""
     (tmp_path / FILE).touch(0o644)

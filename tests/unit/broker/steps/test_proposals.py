@@ -321,3 +321,26 @@ def test_nobody_is_preempted_while_blocks_are_borrowed(make_bench) -> None:
     bench.verify({1: ANSWER, 2: ANSWER})
     assert bench.sequence("high").blocks == 2
     assert bench.sequence("low").num_preempted == 0
+
+
+def test_positions_of_proposals_count_as_decodes_in_predictions(make_bench) -> None:
+    """Four positions through the layers, and as many through the head."""
+    bench = make_bench(proposers=(Oracle(ANSWER),)).serve(1)
+    step = decode(bench)
+    shape = bench.state.plans.gauge._shapes[step.step]
+    assert (shape.decodes, shape.positions, shape.heads, shape.decode_context) == (4, 0, 4, 3 + 4 + 5 + 6)
+
+
+def test_a_deadline_that_accepted_guesses_can_meet_is_not_given_up(make_bench) -> None:
+    """Steps take a second, and have given four tokens each."""
+    bench = make_bench(proposers=(Oracle(ANSWER),)).serve(1)
+    bench.say(submit("first", max_tokens=10))
+    for _ in range(4):
+        bench.tick(1.0)
+        bench.verify({1: ANSWER})
+    assert bench.state.costs.min_step_s == pytest.approx(1.0, rel=0.05)
+    bench.run_dry()
+    bench.say(submit("never", max_tokens=40, ignore_eos=True, deadline_s=4.0))
+    assert bench.sequence("never").reason == "failed"
+    bench.say(submit("soon", max_tokens=8, ignore_eos=True, deadline_s=4.0))
+    assert bench.sequence("soon").reason is None

@@ -94,6 +94,7 @@ def test_bookkeeping_is_accepted() -> None:
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"keep_s": 5.0}, "keep_s"),
+        ({"speculation": "always"}, "speculation"),
     ],
 )
 def test_what_is_wrong_is_named(fields: Json, param: str) -> None:

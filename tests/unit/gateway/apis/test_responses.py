@@ -128,6 +128,7 @@ def test_bookkeeping_is_accepted() -> None:
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"top_logprobs": 1000}, "top_logprobs"),
         ({"keep_s": 5.0}, "keep_s"),
+        ({"speculation": "always"}, "speculation"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
@@ -157,6 +158,7 @@ def test_what_turns_out_to_be_wrong_later_has_the_clients_name(fields: Json, nam
 
 def test_a_stream_may_go_on_without_its_reader() -> None:
     assert asked(stream=True, keep_s=5.0).keep_s == 5.0
+    assert (asked().speculation, asked(speculation="suffix").speculation) == (None, "suffix")
 
 
 def test_another_model_is_not_found() -> None:

@@ -107,6 +107,16 @@ test("of nothing nothing is said", () => {
   assert.deepEqual(new spans.Spans().totals, []);
 });
 
+test("guessed tokens are counted in words", () => {
+  const found = new spans.Spans();
+  const guesses = { proposed: 20, accepted: 12, accepted_lengths: { 0: 1, 4: 3 } };
+  found.add({ num_tokens: 1, num_traced: 1, sums: { total_s: 1 }, stages: [], tokens: [token(0, 0.003, {})], ...guesses });
+  assert.equal(
+    spans.inWords(found).at(-1),
+    "Of 20 guessed tokens 12 were right: 4.0 tokens in each of 4 steps with guesses.",
+  );
+});
+
 test("thousands of tokens share columns, each told by its slowest", () => {
   const tokens = Array.from({ length: 3000 }, (_, index) => token(index, index === 1234 ? 0.009 : 0.001));
   const { columns, perColumn } = spans.columnsOf(tokens, 600);
