@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Train a model that edits code and quotes lines of it, for benchmarks of repetitive text.
 
-    bench_copier.py FOLDER [--steps 1300] [--hidden 1024 --layers 12]
+    bench_copier.py FOLDER [--steps 1050] [--hidden 1024 --layers 12]
 
 The model has the embedded demo model's shape, tokenizer and first weights. It learns two tasks on the sources of this
 repository: to write a passage again with one name replaced, and to write those lines of a passage that contain a word.
@@ -30,6 +30,7 @@ LEARNED = "swarm"  # folder of the sources for the training; the tasks are from 
 MAX_TOKENS = 480  # of a prompt and its answer
 ROWS = 8
 PEAK_RATE = 1e-3
+PART = "training.pt"  # an unfinished training
 NAME = re.compile(r"[a-z_]{4,}")
 
 
@@ -95,13 +96,19 @@ def padded(examples: list[tuple[list[int], int]]) -> tuple[torch.Tensor, torch.T
     return inputs, labels
 
 
-def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int) -> None:
-    """Train: two thirds of the steps are repetitions of random tokens, which are short, and the rest are tasks."""
-    rng, texts = Random(20), sources(LEARNED)
+def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: int, part: Path) -> None:
+    """Train: two thirds of the steps are repetitions of random tokens, which are short, and the rest are tasks. An
+    interrupted training goes on with what is in ``part``."""
+    first = 0
+    if part.is_file():
+        saved = torch.load(part)
+        first = int(saved["step"])
+        model.load_state_dict(saved["model"])
+    rng, texts = Random(20 + first), sources(LEARNED)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     began, losses, num_repetitions = time.monotonic(), [], 2 * steps // 3
     model.train()
-    for step in range(steps):
+    for step in range(first, steps):
         for group in optimizer.param_groups:
             group["lr"] = PEAK_RATE * min((step + 1) / 50, 1.0 if step < num_repetitions else 3 * (1.01 - step / steps))
         inputs, labels = padded(repetitions(rng, step) if step < num_repetitions else tasks(rng, texts, tokenizer))
@@ -113,6 +120,7 @@ def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, steps: in
         losses.append(loss.item())
         if (step + 1) % 50 == 0:
             mean = sum(losses[-50:]) / 50
+            torch.save({"step": step + 1, "model": model.state_dict()}, part)
             note(f"step {step + 1}/{steps}  loss {mean:.3f}  {time.monotonic() - began:.0f} s")
 
 
@@ -139,7 +147,7 @@ def widen(model: LlamaForCausalLM, hidden: int, layers: int) -> LlamaForCausalLM
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=1300, help="of training; some minutes on two cores")
+    parser.add_argument("--steps", type=int, default=1050, help="of training; some minutes on two cores")
     parser.add_argument("--hidden", type=int, default=0, help="size of the hidden state; a multiple of 128")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--trained", type=Path, help="folder of the model if it is trained already")
@@ -148,7 +156,9 @@ def main() -> None:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(SHIPPED)
     model = AutoModelForCausalLM.from_pretrained(arguments.trained or SHIPPED, dtype=torch.float32)
     if arguments.trained is None:
-        train(model, tokenizer, arguments.steps)
+        arguments.folder.mkdir(parents=True, exist_ok=True)
+        train(model, tokenizer, arguments.steps, arguments.folder / PART)
+        (arguments.folder / PART).unlink(missing_ok=True)
     if arguments.hidden:
         model = widen(model, arguments.hidden, arguments.layers)
     model.eval().to(torch.bfloat16).save_pretrained(arguments.folder)

@@ -161,7 +161,9 @@ async def answers(swarm: Processes, case: Case, prompts: list[list[int]], way: s
     """Return the answers to prompts of one turn, and how many tokens per second they came with."""
     speculation = "off" if way == OFF else "auto"
     began = perf_counter()
-    completions = await swarm.client.generate_batch(prompts, timeout=TIMEOUT_S, speculation=speculation, **case.options)
+    completions = await swarm.client.generate_batch(
+        prompts, timeout=TIMEOUT_S, speculation=speculation, seed=sum(prompts[0]), **case.options
+    )
     seconds = perf_counter() - began
     tokens = [list(completion.tokens) for completion in completions]
     return tokens, sum(map(len, tokens)) / seconds
