@@ -14,8 +14,17 @@ from numpy.typing import NDArray
 
 from swarm.errors import IllegalMove, KvFull, ModelError
 from swarm.params import SamplingParams
-from swarm.stage.executor import Batch, Capacity, FenceRaised, ForwardResult, KvData, Progress, SampleJob, StopCheck
-from swarm.stage.proposals import is_end_token
+from swarm.stage.executor import (
+    Batch,
+    Capacity,
+    FenceRaised,
+    ForwardResult,
+    KvData,
+    Progress,
+    SampleJob,
+    StopCheck,
+    is_end_token,
+)
 from swarm.wire.messages import (
     BLOCK,
     MAX_SEQUENCES,

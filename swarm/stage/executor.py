@@ -10,7 +10,7 @@ positions already stored. A row's result depends on nothing but its own sequence
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -49,7 +49,7 @@ class SampleJob:
     """Request to draw the token that follows a row.
 
     If the row's last ``num_proposed`` tokens are proposals, a token is drawn after the token before them, and after
-    each proposal that equals the token drawn before it.
+    each proposal that equals the token drawn before it, unless that token ends the answer.
     """
 
     row: int  # index of the row in its batch
@@ -63,6 +63,11 @@ class SampleJob:
     def num_certain(self) -> int:
         """Number of tokens before the proposals: the position of the first token to be drawn."""
         return len(self.history) - self.num_proposed
+
+
+def is_end_token(token: int, params: SamplingParams, eos_token_ids: Collection[int]) -> bool:
+    """Return whether a drawn token ends the answer, so that nothing is drawn after it even if it was proposed."""
+    return token in params.stop_token_ids or (token in eos_token_ids and not params.ignore_eos)
 
 
 @dataclass(frozen=True, slots=True)

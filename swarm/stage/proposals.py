@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-if TYPE_CHECKING:
-    from collections.abc import Collection
+from swarm.wire.messages import MAX_ROWS
 
-    from swarm.params import SamplingParams
+if TYPE_CHECKING:
     from swarm.wire.messages import Row, Step
 
 
@@ -35,6 +34,9 @@ def proposal_error(step: Step) -> str | None:
             return f"tokens are proposed for sequence {tail.sequence}, whose row draws none"
         if tail.count >= row.count:
             return f"{tail.count} tokens are proposed for sequence {tail.sequence}, whose row has {row.count} positions"
+    num_draws = len(step.rows) + sum(tail.count for tail in tails)
+    if tails and num_draws > MAX_ROWS:
+        return f"{num_draws} tokens may be drawn in the step, which is more than {MAX_ROWS}"
     return None
 
 
@@ -44,8 +46,3 @@ def certain_rows(step: Step) -> tuple[Row, ...]:
     if not counts:
         return step.rows
     return tuple(msgspec.structs.replace(row, count=row.count - counts.get(row.sequence, 0)) for row in step.rows)
-
-
-def is_end_token(token: int, params: SamplingParams, eos_token_ids: Collection[int]) -> bool:
-    """Return whether a drawn token ends the answer, so that nothing is drawn after it even if it was proposed."""
-    return token in params.stop_token_ids or (token in eos_token_ids and not params.ignore_eos)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.bench import SPECULATION_VARIABLE, WAIT_S, Answer, Bench, Swarm, answer_of, long
+from tests.faults.bench import SPECULATION_VARIABLE, Answer, Bench, Swarm, ask, long
 
 
 @pytest.fixture(scope="module")
@@ -23,15 +23,15 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def _ask_before(bench: Bench) -> None:
     """Have all requests answered, so that the next ones are guessed, and others that are guessed wrongly."""
     await bench.right()
-    await _ask_repeating(bench)
+    await _leave(bench)
 
 
-async def _ask_repeating(bench: Bench, **more: str) -> list[Answer]:
-    """Ask with prompts that repeat themselves, for answers that don't."""
-    prompts = [[11 + number, 12, 13 + number, 14] * 20 for number in range(8)]
-    options = {"max_tokens": 24, "ignore_eos": True, "temperature": 1.2, "timeout": WAIT_S}
-    asked = (bench.client.generate(prompt, seed=prompt[0], **options, **more) for prompt in prompts)  # type: ignore[arg-type]
-    return [answer_of(done) for done in await asyncio.gather(*asked)]
+async def _leave(bench: Bench, **more: str) -> list[Answer]:
+    """Ask for answers that begin like a known one, and leave it at a token that is forbidden."""
+    [(known, _, _)] = bench.expected[0]
+    new = [token for index, token in enumerate(known) if token not in known[:index]]
+    forbidden = new[len(new) // 3 :: 6]
+    return list(await asyncio.gather(*(ask(bench.client, 0, logit_bias={t: -100.0}, **more) for t in forbidden)))
 
 
 async def test_repeated_answers_are_guessed(bench: Bench) -> None:
@@ -39,11 +39,11 @@ async def test_repeated_answers_are_guessed(bench: Bench) -> None:
     await bench.right()
     before = await bench.figures()
     await bench.right()
-    others = await _ask_repeating(bench)
+    others = await _leave(bench)
     after = await bench.figures()
     proposed, accepted = (after[name] - before.get(name, 0) for name in ("proposed_tokens", "accepted_tokens"))
     assert 0 < accepted < proposed
-    assert await _ask_repeating(bench, speculation="off") == others
+    assert await _leave(bench, speculation="off") == others
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from swarm.params import SamplingParams
 from swarm.stage import actions as act
 from swarm.stage.core import StageCore, StageSettings
 from swarm.stage.events import Computed, Event, Loaded, OrderArrived, StepArrived
-from swarm.stage.executor import Capacity
-from swarm.stage.proposals import is_end_token
+from swarm.stage.executor import Capacity, is_end_token
 from swarm.wire.messages import (
     Activate,
     DataPathError,

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from swarm.stage.executor import SampleJob
-from swarm.stage.proposals import is_end_token
+from swarm.stage.executor import SampleJob, is_end_token
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray

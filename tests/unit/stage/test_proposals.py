@@ -12,14 +12,15 @@ import pytest
 from swarm.params import SamplingParams
 from swarm.stage import actions as act
 from swarm.stage.events import ComputeFenced, KvPartsTaken
-from swarm.stage.executor import Batch, SampleJob
+from swarm.stage.executor import Batch, SampleJob, is_end_token
 from swarm.stage.kv_sender import MAX_PAUSE_S
-from swarm.stage.proposals import certain_rows, is_end_token, proposal_error
+from swarm.stage.proposals import certain_rows, proposal_error
 from swarm.stage.shell.pieces import PIECE_POSITIONS, forward_in_pieces, split_batch
 from swarm.testing import FakeExecutor, fake_manifest
 from swarm.wire.digests import prefix_digests
 from swarm.wire.messages import (
     BLOCK,
+    MAX_PROPOSED,
     DataPathError,
     Edge,
     Fence,
@@ -220,6 +221,15 @@ def test_impossible_proposals_are_reported_once(whole: StageBench, tails: list[t
     assert whole.core.sequences[1].position() == 3
 
 
+def test_a_step_has_no_more_draws_than_its_result_may_report() -> None:
+    """Rows and proposals together."""
+    rows = tuple(Row(sequence, 0, MAX_PROPOSED + 1, True) for sequence in range(64))
+    tails = tuple(ProposedTail(row.sequence, MAX_PROPOSED) for row in rows)
+    step = step_of(1, *rows, proposed=tails)
+    assert proposal_error(step) == "4160 tokens may be drawn in the step, which is more than 4096"
+    assert proposal_error(step_of(1, *rows, proposed=tails[1:])) is None
+
+
 # --- unverified tokens -----------------------------------------------------------------------------------------------
 
 
@@ -247,20 +257,22 @@ def test_unverified_tokens_are_in_no_inventory(stage: StageBench) -> None:
     assert stage.core.sequences[1].unverified_from is None
 
 
-def test_a_fenced_step_leaves_no_unverified_tokens(stage: StageBench) -> None:
+@pytest.mark.parametrize("num_accepted", [0, 2])
+def test_a_fenced_step_leaves_no_unverified_tokens(stage: StageBench, num_accepted: int) -> None:
     """Its positions are not there, and those before it are verified."""
     begin(stage)
     stage.run(propose(stage, 3, 5, 6, 7))
-    stage.step(propose(stage, 4, 8, 9, cut=True))
+    at = 4 + num_accepted
+    stage.step(propose(stage, at, 8, 9, cut=num_accepted < 2))
     stage.order(Fence(epoch=2))
     stage.computing = None
     stage.feed(ComputeFenced(1, 3))
     held = stage.core.sequences[1]
-    assert (held.position(), held.unverified_from) == (4, None)
-    stage.activate(2, live=((1, 4),))
-    item = record(1, 20, 21, 22, 5, 8)
-    assert errors_in(stage.run(propose(stage, 4, 8, open=(item,), epoch=2))) == []
-    assert held.history == [20, 21, 22, 5, 8]
+    assert (held.position(), held.unverified_from) == (at, None)
+    stage.activate(2, live=((1, at),))
+    tokens = [*[20, 21, 22, 5, 6, 7][:at], 8]
+    assert errors_in(stage.run(propose(stage, at, 8, open=(record(1, *tokens),), epoch=2))) == []
+    assert held.history == tokens
 
 
 def test_a_plan_cuts_at_what_the_broker_names(stage: StageBench) -> None:
@@ -328,6 +340,14 @@ def test_copies_contain_verified_blocks_only(stage: StageBench, is_cut_first: bo
         assert copied(stage) == [(BLOCK, 2 * BLOCK)]
     stage.run(propose(stage, stop + 1, 7, 8, cut=not is_cut_first))
     assert copied(stage) == ([] if is_cut_first else [(BLOCK, 2 * BLOCK)])
+
+
+def test_an_order_finds_verified_blocks_only(stage: StageBench) -> None:
+    """A worker that is to hold copies from now on gets no block that ends in proposals."""
+    begin(stage, prompt=2 * BLOCK - 3)
+    stage.run(propose(stage, 2 * BLOCK - 3, 1, 2, 3, 4, 5, 6))
+    stage.order(SendKv(epoch=1, targets=(KvTarget(HOLDER, LayerRange(0, 3)),)))
+    assert copied(stage) == [(0, BLOCK)]
 
 
 def test_what_a_change_of_plan_awaits_is_verified(stage: StageBench) -> None:

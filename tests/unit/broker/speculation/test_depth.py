@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass
 
@@ -33,7 +34,7 @@ CURVES = {"village": VILLAGE, "llama": LLAMA, "linear": LINEAR, "link": LINK}
 
 
 def step_s(curve: tuple[tuple[int, float], ...], positions: int) -> float:
-    for (below, seconds), (above, more) in zip(curve, curve[1:], strict=False):
+    for (below, seconds), (above, more) in itertools.pairwise(curve):
         if positions <= above:
             return (seconds + (more - seconds) * (positions - below) / (above - below)) / 1000
     raise AssertionError(positions)
