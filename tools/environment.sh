@@ -41,7 +41,7 @@ print(hashlib.sha256(b"".join(pathlib.Path(file).read_bytes() for file in files)
     "$python" -m venv --clear "$VENV" ||
       fail "$python can't make a virtual environment; on Debian and Ubuntu, install python3-venv"
   fi
-  say "installing swarm[$extra] and what it needs (the first time takes minutes)"
+  say "installing swarm-llm[$extra] and what it needs (the first time takes minutes)"
   rm -f "$STAMP"
   "$VENV/bin/python" -m pip install --quiet --no-input --disable-pip-version-check \
     --editable ".[$extra]" --constraint constraints.txt || fail "the installation failed; pip says why above"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from swarm.errors import ConfigError
+from swarm.version import install_command
 
 if TYPE_CHECKING:
     from zeroconf import ServiceInfo
@@ -104,4 +105,5 @@ def local_name() -> str:
 
 def _require_zeroconf() -> None:
     if importlib.util.find_spec("zeroconf") is None:
-        raise ConfigError("finding swarms on the local network needs the package zeroconf: install swarm[discover]")
+        command = install_command("discover")
+        raise ConfigError(f"finding swarms on the local network needs the package zeroconf: {command}")

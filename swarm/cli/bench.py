@@ -17,6 +17,7 @@ import typer
 from swarm.cli.options import JsonOption
 from swarm.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, JsonProgress, make_console, print_json
 from swarm.errors import InvalidRequest, SwarmError
+from swarm.version import install_command
 
 if TYPE_CHECKING:
     from swarm.bench.document import Document, PointResult
@@ -127,7 +128,7 @@ def bench(
 
     The report goes to stdout, progress to stderr: live on a terminal, JSON lines elsewhere. The first Ctrl-C ends the
     run with a report of the measurements so far and exit code 130; a second one ends it immediately. Exit code 1 if no
-    request succeeded or the deadline passed. Needs aiohttp: pip install 'swarm[bench]'.
+    request succeeded or the deadline passed. Needs aiohttp: pip install 'swarm-llm[bench]'.
     """
     _need_aiohttp()
     from swarm.bench.plan import (
@@ -207,7 +208,8 @@ def _need_aiohttp() -> None:
     try:
         import aiohttp  # noqa: F401
     except ModuleNotFoundError:
-        raise SwarmError("swarm bench needs aiohttp, which is not installed: pip install 'swarm[bench]'") from None
+        command = install_command("bench")
+        raise SwarmError(f"swarm bench needs aiohttp, which is not installed: {command}") from None
 
 
 def _given_options(**options: object) -> dict[str, object]:

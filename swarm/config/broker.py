@@ -43,7 +43,7 @@ class BrokerSettings(Section):
     discoverable: bool = Field(
         default=False,
         description="Answer discovery requests on the local network with the broker's address and public key (swarm "
-        "discover; needs swarm[discover] and broker.listen). Joining still requires an invitation.",
+        "discover; needs swarm-llm[discover] and broker.listen). Joining still requires an invitation.",
     )
     port: int = Field(
         default=5700,

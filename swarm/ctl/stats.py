@@ -20,9 +20,9 @@ from swarm.cli.output import make_console, print_json_line
 from swarm.client.blocking import Client
 from swarm.ctl.render import Body, counters, fields
 from swarm.errors import ConfigError, RequestTimeout, Unavailable
+from swarm.version import install_command
 from swarm.wire.messages import Json
 
-INSTALL_COMMAND = "pip install 'swarm[gateway]'"
 _KINDS = ("sizes", "microseconds")  # Groups of values with a total, a last value and an average.
 _PARTS = ("average", "last", "most", "total")
 # Counters in the report -> names of their rates.
@@ -68,7 +68,7 @@ def print_metrics(connect: Callable[[], Client]) -> None:
         from swarm.metrics.exposition import QUERIES, render_swarm  # its package is an extra
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"--prometheus needs a package that is not installed ({error.name}): {INSTALL_COMMAND}"
+            f"--prometheus needs a package that is not installed ({error.name}): {install_command('gateway')}"
         ) from error
     answers: dict[str, Json] | None = None
     try:

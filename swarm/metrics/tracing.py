@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from swarm.errors import ConfigError, SwarmError
+from swarm.version import install_command
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -33,7 +34,6 @@ MAX_OPEN_QUESTIONS = 8  # simultaneous questions to the broker; further requests
 DEADLINE_S = 2.0
 MAX_WAITING = 8192  # spans that wait for the collector; beyond, the newest are dropped
 EXPORT_TIMEOUT_S = 5.0
-INSTALL = "pip install 'swarm[tracing]'"
 
 GetTrace = Callable[[str], Awaitable[dict[str, Any]]]
 Attributes = Mapping[str, str | int | float | bool]
@@ -66,7 +66,9 @@ def _provider(endpoint: str) -> TracerProvider:
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
     except ImportError as error:
-        raise ConfigError(f"traces need packages that are not installed ({error.name}): {INSTALL}") from error
+        raise ConfigError(
+            f"traces need packages that are not installed ({error.name}): {install_command('tracing')}"
+        ) from error
     provider = TracerProvider(resource=Resource.create({SERVICE_NAME: "swarm"}), shutdown_on_exit=False)
     exporter = OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S)
     provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=MAX_WAITING))

@@ -271,7 +271,7 @@ def test_a_host_that_vanishes_and_returns(hosts: dict[str, Host]) -> None:
 
 def test_only_who_wishes_it_is_found(hosts: dict[str, Host]) -> None:
     """By multicast, on the network that the machines share; with its key, which says whether it is known."""
-    pytest.importorskip("zeroconf", reason="no zeroconf (swarm[discover])")
+    pytest.importorskip("zeroconf", reason="no zeroconf (swarm-llm[discover])")
     c, d = hosts["c"], hosts["d"]
     other = c.start("broker", "--listen", c.address, "--port", "5800", "--discoverable", log=c.home / "other.log")
     address = f"tcp://{c.address}:5800"

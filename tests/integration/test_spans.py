@@ -16,7 +16,7 @@ from swarm.metrics.tracing import MAX_TOKENS, SpanExporter, make_span_exporter
 from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes
 
-pytest.importorskip("opentelemetry.sdk", reason="needs the extra swarm[tracing]")
+pytest.importorskip("opentelemetry.sdk", reason="needs the extra swarm-llm[tracing]")
 
 SENDER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331"
 AROUND_S = 0.25  # the way of the broker's answer, on a busy machine: what absolute times may be wrong by

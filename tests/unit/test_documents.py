@@ -221,7 +221,7 @@ def test_the_test_that_runs_it_is_there(name: str, test: str) -> None:
         ("swarm generate 'a | b' --regex '\\d'", ["swarm generate a | b --regex \\d"]),
         ("kubectl exec x -- swarmctl drain w --yes > file", ["swarmctl drain w --yes"]),
         ("SWARM_URL=x swarm --log-level debug config show", ["swarm --log-level debug config show"]),
-        ("pip install 'swarm[bench]'", []),
+        ("pip install 'swarm-llm[bench]'", []),
     ],
 )
 def test_commands_are_found_where_they_stand(line: str, expected: list[str]) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from swarm.version import DISTRIBUTION
+
 REPOSITORY = Path(__file__).parents[2]
 HEAVY = {"torch", "transformers", "safetensors"}
 
@@ -35,7 +37,7 @@ def test_every_requirement_is_pinned_within_its_range() -> None:
     pinned = pins()
     for requirements in project().values():
         for requirement in requirements:
-            if requirement.name != "swarm":
+            if requirement.name != DISTRIBUTION:
                 assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), requirement
 
 

@@ -35,7 +35,7 @@ VOCABULARY = ("actions", "events")  # of a core: what comes in, what goes out
 ALLOWED: dict[str, tuple[str, ...]] = {
     "wire": ("systemd", "errors", "params", "version"),
     "systemd": ("log", "config", "errors", "clock"),
-    "auth": ("wire", "private_files", "errors"),
+    "auth": ("wire", "private_files", "errors", "version"),
     "client": ("wire", "auth", "cache_folder", "errors", "params", "grammar"),
     "broker": (
         "wire",
@@ -74,7 +74,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "api_keys": ("private_files", "errors", "params"),
     "testing": ("wire", "stage", "errors", "params"),
     "sim": ("wire", "client", "broker", "stage", "testing", "errors", "params"),
-    "metrics": ("wire", "errors", "clock", "series"),
+    "metrics": ("wire", "errors", "clock", "series", "version"),
     "gateway": (
         "wire",
         "client",

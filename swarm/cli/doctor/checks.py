@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from swarm.cli.output import format_bytes
 from swarm.stage.shell.link_probe import MTU_REMEDY
+from swarm.version import install_command
 from swarm.wire.messages import MEASURABLE_BYTES_PER_S
 
 Level = Literal["ok", "note", "trouble"]
@@ -147,7 +148,7 @@ def _packages(facts: Facts) -> Iterator[Finding]:
     missing = [name for name, version in facts.packages.items() if version is None]
     if missing:
         text = f"a worker can't run here: {', '.join(missing)} not installed"
-        yield Finding("packages", "note", text, "pip install 'swarm[worker]', unless only clients run here")
+        yield Finding("packages", "note", text, f"{install_command('worker')}, unless only clients run here")
     else:
         yield Finding("packages", "ok", ", ".join(f"{name} {version}" for name, version in facts.packages.items()))
 

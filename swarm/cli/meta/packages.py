@@ -7,6 +7,7 @@ import importlib.util
 from typing import Final
 
 from swarm.errors import SwarmError
+from swarm.version import install_command
 
 FOR_MODELS: Final = ("torch", "transformers", "safetensors", "huggingface_hub")
 _NEEDED: Final = {
@@ -26,7 +27,7 @@ def missing_packages(part: str) -> str:
     if not absent:
         return ""
     article = "a" if part == "worker" else "the"
-    return f"{article} {part} needs packages that are not installed ({', '.join(absent)}): pip install 'swarm[{part}]'"
+    return f"{article} {part} needs packages that are not installed ({', '.join(absent)}): {install_command(part)}"
 
 
 def require_packages(*parts: str) -> None:

@@ -13,6 +13,7 @@ from swarm.hub.gguf_choice import is_model_file
 from swarm.hub.headers import Progress, RemoteFile, Report, StoredTensor
 from swarm.hub.names import parse_name
 from swarm.stage.model.gguf_folder import derive_folder
+from swarm.version import with_extra
 
 
 class RemoteWeights(Protocol):
@@ -81,7 +82,7 @@ def locate_model(model: str, report: Report | None = None) -> ModelLocation:
         from swarm.hub.lookup import look_up  # noqa: PLC0415
     except ImportError:
         raise ModelError(
-            f"there is no directory or file {model}; to fetch it from a hub, install swarm[worker]"
+            f"there is no directory or file {model}; to fetch it from a hub, install {with_extra('worker')}"
         ) from None
     snapshot = look_up(name, report)
     if isinstance(snapshot, GgufSnapshot):

@@ -12,7 +12,7 @@ from swarm.auth import discovery
 from swarm.auth.discovery import SERVICE, Announcement, parse_announcement
 from swarm.errors import ConfigError
 
-zeroconf = pytest.importorskip("zeroconf", reason="no zeroconf (swarm[discover])")
+zeroconf = pytest.importorskip("zeroconf", reason="no zeroconf (swarm-llm[discover])")
 KEY = "ab" * 32
 
 
@@ -98,5 +98,5 @@ async def test_who_cant_tell_the_network_says_so_in_a_line(
 
 async def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"swarm\[discover\]"):
+    with pytest.raises(ConfigError, match=r"swarm-llm\[discover\]"):
         await discovery.discover(0.1)

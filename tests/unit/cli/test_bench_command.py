@@ -18,7 +18,7 @@ def test_without_aiohttp_it_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     assert swarm(["bench", "http://127.0.0.1:9"]) == 1
-    assert "pip install 'swarm[bench]'" in capsys.readouterr().err
+    assert "pip install 'swarm-llm[bench]'" in capsys.readouterr().err
 
 
 def test_other_commands_do_without_aiohttp() -> None:

@@ -89,7 +89,7 @@ def test_a_sound_machine() -> None:
     ("changes", "about", "level", "says", "remedy"),
     [
         ({"python": (3, 10)}, "python", "trouble", "Python 3.10", "3.11 or newer"),
-        ({"packages": {"torch": None}}, "packages", "note", "torch not installed", "swarm[worker]"),
+        ({"packages": {"torch": None}}, "packages", "note", "torch not installed", "swarm-llm[worker]"),
         ({"kernels": Kernels("", "no compiler")}, "kernels", "trouble", "no compiler", "C compiler"),
         ({"kernels": Kernels("avx2", "", "amx: 3 of 64 differ")}, "kernels", "note", "amx: 3 of 64 differ", "exact"),
         ({"available_bytes": GIB}, "memory", "trouble", "1.0 GiB of 32.0 GiB", "stop other programs"),

@@ -23,7 +23,7 @@ importlib.util.find_spec = lambda name, package=None: None if name in gone else 
 from swarm.cli.main import main
 main()
 """
-OF_A_WORKER = "(torch, transformers, safetensors, huggingface_hub, uvloop): pip install 'swarm[worker]'"
+OF_A_WORKER = "(torch, transformers, safetensors, huggingface_hub, uvloop): pip install 'swarm-llm[worker]'"
 
 
 @pytest.mark.slow
@@ -32,9 +32,9 @@ OF_A_WORKER = "(torch, transformers, safetensors, huggingface_hub, uvloop): pip 
     [
         (["up", "--workers", "1"], 1, "the broker needs packages that are not installed (uvloop): pip install"),
         (["profile"], 1, "the broker needs packages that are not installed (uvloop): pip install"),
-        (["broker"], 1, "the broker needs packages that are not installed (uvloop): pip install 'swarm[broker]'"),
+        (["broker"], 1, "the broker needs packages that are not installed (uvloop): pip install 'swarm-llm[broker]'"),
         (["worker"], 1, f"a worker needs packages that are not installed {OF_A_WORKER}"),
-        (["gateway"], 78, "(fastapi, uvicorn, uvloop, aiohttp, prometheus_client): pip install 'swarm[gateway]'"),
+        (["gateway"], 78, "(fastapi, uvicorn, uvloop, aiohttp, prometheus_client): pip install 'swarm-llm[gateway]'"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )

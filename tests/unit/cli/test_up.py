@@ -290,7 +290,7 @@ def test_without_its_packages_there_is_no_gateway(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "fastapi" else found(name))
     for settings in (GatewaySettings(), GatewaySettings(port=1234)):
         assert unavailable_reason(settings, range(5700, 5702)) == (
-            "no HTTP: the gateway needs packages that are not installed (fastapi): pip install 'swarm[gateway]'"
+            "no HTTP: the gateway needs packages that are not installed (fastapi): pip install 'swarm-llm[gateway]'"
         )
 
 

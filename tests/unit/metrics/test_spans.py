@@ -39,7 +39,7 @@ def test_an_endpoint_that_is_none_is_refused_in_one_line(endpoint: str) -> None:
 
 def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(ConfigError, match=r"pip install 'swarm\[tracing\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'swarm-llm\[tracing\]'"):
         make_span_exporter("http://127.0.0.1:1", nothing)
 
 
@@ -59,7 +59,7 @@ def test_stages_lie_in_their_order_with_the_wire_between_them() -> None:
 
 def sdk_tracer(ask) -> SpanExporter:
     """One that sends nothing anywhere."""
-    pytest.importorskip("opentelemetry.sdk", reason="needs the extra swarm[tracing]")
+    pytest.importorskip("opentelemetry.sdk", reason="needs the extra swarm-llm[tracing]")
     from opentelemetry.sdk.trace import TracerProvider
 
     return SpanExporter(TracerProvider(shutdown_on_exit=False), ask, 1.0, lambda: 1000.0)
