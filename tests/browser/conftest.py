@@ -23,8 +23,10 @@ Fed = Callable[..., Console]
 
 @pytest.fixture(scope="package")
 def swarms(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
-    """Without keys, for this machine alone. It reads prompts in small pieces, so that one is seen being read."""
-    with Swarm(tmp_path_factory.mktemp("swarm"), SWARM_BROKER__PREFILL_CHUNK="8") as swarm:
+    """Without keys, for this machine alone. It reads prompts in small pieces, so that one is seen being read, and
+    proposes no tokens, so that an answer that was given before takes as long as the first time."""
+    slow = {"SWARM_BROKER__PREFILL_CHUNK": "8", "SWARM_BROKER__SPECULATION": "off"}
+    with Swarm(tmp_path_factory.mktemp("swarm"), **slow) as swarm:
         yield swarm
 
 

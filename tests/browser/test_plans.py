@@ -16,6 +16,7 @@ pytest.importorskip("playwright", reason="playwright is not installed")
 from playwright.sync_api import expect
 
 from tests.browser.console import SLOW_MS, Console
+from tests.browser.feed import first_view
 
 if TYPE_CHECKING:
     from playwright.sync_api import Route
@@ -49,6 +50,7 @@ def steered(swarm: Swarm) -> Iterator[Swarm]:
         swarm.ask("/console/orders", {"verb": "uncordon", "worker": worker})
     swarm.ask("/console/orders", {"verb": "rebalance"})
     swarm.until_well()
+    swarm.until(lambda: not first_view(swarm.url)["plan"].get("by_hand"), "pages show that nothing is by hand")
 
 
 def test_a_plan_is_tried_then_applied_and_then_it_is_so(console: Console, steered: Swarm) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from swarm import AsyncClient, Completion
 from swarm.failpoints import FROM_VARIABLE, TRACE_VARIABLE, VARIABLE
+from swarm.params import SpeculationMode
 from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes, stages_of
 
@@ -166,17 +167,24 @@ class Bench:
 
     @asynccontextmanager
     async def under_load(
-        self, *, cases: Sequence[int] = range(len(CASES)), warm: float = 30, tokens: int = TOKENS
+        self,
+        *,
+        cases: Sequence[int] = range(len(CASES)),
+        warm: float = 30,
+        tokens: int = TOKENS,
+        speculation: SpeculationMode | None = None,
     ) -> AsyncIterator[None]:
         """Inside, all requests run, again and again, so that no machine is too quick for what a test waits for; before,
-        at least ``warm`` tokens are drawn. At the end, each answer is as undisturbed, as far as its ``tokens``."""
+        at least ``warm`` tokens are drawn. At the end, each answer is as undisturbed, as far as its ``tokens``.
+        ``speculation``: "off" for a test that needs sequences of a certain age: those that were answered before are
+        guessed, and end after a few steps."""
         before = (await self.figures()).get("tokens", 0.0)
         inside = True
 
         async def answered(index: int) -> list[Answer]:
-            found = [await ask(self.client, index, tokens)]
+            found = [await ask(self.client, index, tokens, speculation=speculation)]
             while inside:
-                found.append(await ask(self.client, index, tokens))
+                found.append(await ask(self.client, index, tokens, speculation=speculation))
             return found
 
         answers = [asyncio.create_task(answered(index)) for index in cases]

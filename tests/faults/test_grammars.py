@@ -13,6 +13,7 @@ import pytest_asyncio
 
 import swarm.demo
 from swarm import AsyncClient, Grammar
+from swarm.params import SpeculationMode
 from tests.faults.bench import WAIT_S, Bench, Swarm, long
 from tests.faults.zygote import Zygote
 
@@ -40,13 +41,14 @@ CASES: tuple[dict[str, Any], ...] = (
 Said = list[tuple[str, tuple[int, ...], str, tuple[Any, ...]]]
 
 
-async def ask(client: AsyncClient, case: dict[str, Any]) -> Said:
-    done = await client.generate(PROMPT, max_tokens=200, timeout=WAIT_S, **case)
+async def ask(client: AsyncClient, case: dict[str, Any], speculation: SpeculationMode | None) -> Said:
+    done = await client.generate(PROMPT, max_tokens=200, timeout=WAIT_S, speculation=speculation, **case)
     return [(choice.text, choice.tokens, choice.finish_reason, choice.logprobs) for choice in done.choices]
 
 
-async def ask_all(client: AsyncClient) -> list[Said]:
-    return await asyncio.gather(*(ask(client, case) for case in CASES))
+async def ask_all(client: AsyncClient, speculation: SpeculationMode | None = "off") -> list[Said]:
+    """Ask for all cases at a time. With speculation, answers that were given before take few steps."""
+    return await asyncio.gather(*(ask(client, case, speculation) for case in CASES))
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +80,8 @@ async def test_a_stage_is_killed_inside_a_json_string(bench: Bench, place: int) 
     expected = await ask_all(bench.client)
     others = asyncio.create_task(ask_all(bench.client))
     text, killed_in = "", ""
-    async for piece in bench.client.stream(PROMPT, max_tokens=200, timeout=WAIT_S, **CASES[0]):
+    stream = bench.client.stream(PROMPT, max_tokens=200, timeout=WAIT_S, speculation="off", **CASES[0])
+    async for piece in stream:
         text += piece.text
         if not killed_in and len(text) > 40 and is_inside_a_string(text):
             killed_in = text
@@ -90,14 +93,24 @@ async def test_a_stage_is_killed_inside_a_json_string(bench: Bench, place: int) 
     assert (await bench.figures())["workers_lost"] == before.get("workers_lost", 0) + 1
 
 
-@pytest.mark.parametrize("fault", ["step.sampled=kill@40", "step.computes=kill@25"])
-async def test_the_last_stage_dies_with_what_it_has_drawn(bench: Bench, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "speculation"),
+    [
+        ("step.sampled=kill@40", "off"),
+        ("step.computes=kill@25", "off"),
+        ("step.sampled=kill@8", "auto"),
+        ("step.computes=kill@6", "auto"),
+    ],
+)
+async def test_the_last_stage_dies_with_what_it_has_drawn(
+    bench: Bench, fault: str, speculation: SpeculationMode
+) -> None:
     """After drawing a token that nobody has heard of, and before: another one compiles the grammars anew, reads what is
     written of each answer, and goes on with the same tokens and log probabilities."""
     expected = await ask_all(bench.client)
     times = len(bench.struck_so_far())
     await bench.arm(-1, fault)
-    found = await ask_all(bench.client)
+    found = await ask_all(bench.client, speculation)
     await bench.struck(times + 1)
     assert found == expected
 

@@ -32,8 +32,10 @@ BODY: dict[str, Any] = {
     "seed": 77,
     "n": 2,
     "ignore_eos": True,
+    "speculation": "off",  # an answer that was given before is guessed: it would be over before anything happens to it
 }
 FROZEN_S = UNANSWERED_S + 3.0
+PAUSE_S = 2.0
 Texts = dict[int, str]
 
 
@@ -102,8 +104,8 @@ async def bench(swarm: Swarm, gateways: list[Gateway], expected: Texts) -> Async
         await bench.make_well()
 
 
-def undisturbed(gateway: Gateway) -> Texts:
-    code, _, content = request(gateway.url + CHAT, BODY)
+def undisturbed(gateway: Gateway, **more: Any) -> Texts:
+    code, _, content = request(gateway.url + CHAT, {**BODY, **more})
     assert code == 200
     return {choice["index"]: choice["message"]["content"] for choice in json.loads(content)["choices"]}
 
@@ -253,14 +255,20 @@ async def test_the_makers_clients_mind_no_pause(bench: Bench, api: str) -> None:
     pytest.importorskip("anthropic", reason="no anthropic")
     expected = "".join([piece async for piece in PIECES[api](bench.gateways[0].url)])
     assert len(expected) > 50
-    found, num_pieces = "", 0
+    found, num_pieces, longest_s, last_at = "", 0, 0.0, time.monotonic()
     workers = list(bench.swarm.workers.values())
-    async for piece in PIECES[api](bench.gateways[0].url):
-        found, num_pieces = found + piece, num_pieces + 1
-        if num_pieces == 10:
-            for worker in workers:
-                worker.send_signal(signal.SIGSTOP)
-            asyncio.get_running_loop().call_later(2.0, go_on, workers)
+    try:
+        async for piece in PIECES[api](bench.gateways[0].url):
+            found, num_pieces = found + piece, num_pieces + 1
+            now = time.monotonic()
+            longest_s, last_at = max(longest_s, now - last_at), now
+            if num_pieces == 10:
+                for worker in workers:
+                    worker.send_signal(signal.SIGSTOP)
+                asyncio.get_running_loop().call_later(PAUSE_S, go_on, workers)
+    finally:
+        go_on(workers)
+    assert longest_s > PAUSE_S / 2, "the answer was over before the workers stood still"
     assert found == expected
 
 
@@ -273,9 +281,9 @@ async def chat_pieces(url: str) -> AsyncIterator[str]:
     from openai import AsyncOpenAI
 
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        more = {"extra_body": {"ignore_eos": True}}
+        more = {"extra_body": {"ignore_eos": True, "speculation": "off"}}
         stream = await client.chat.completions.create(
-            model=MODEL, messages=BODY["messages"], max_tokens=80, seed=77, stream=True, **more
+            model=MODEL, messages=BODY["messages"], max_tokens=300, seed=77, stream=True, **more
         )
         async for chunk in stream:
             for choice in chunk.choices:
@@ -286,9 +294,9 @@ async def response_pieces(url: str) -> AsyncIterator[str]:
     from openai import AsyncOpenAI
 
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        more = {"extra_body": {"ignore_eos": True, "seed": 77}}
+        more = {"extra_body": {"ignore_eos": True, "speculation": "off", "seed": 77}}
         stream = await client.responses.create(
-            model=MODEL, input="Who lives in the village?", max_output_tokens=80, stream=True, **more
+            model=MODEL, input="Who lives in the village?", max_output_tokens=300, stream=True, **more
         )
         async for event in stream:
             if event.type == "response.output_text.delta":
@@ -299,9 +307,9 @@ async def message_pieces(url: str) -> AsyncIterator[str]:
     from anthropic import AsyncAnthropic
 
     async with AsyncAnthropic(base_url=url, api_key="none", max_retries=0) as client:
-        more = {"extra_body": {"ignore_eos": True, "seed": 77}}
+        more = {"extra_body": {"ignore_eos": True, "speculation": "off", "seed": 77}}
         stream = await client.messages.create(
-            model=MODEL, messages=BODY["messages"], max_tokens=80, stream=True, **more
+            model=MODEL, messages=BODY["messages"], max_tokens=300, stream=True, **more
         )
         async for event in stream:
             if event.type == "content_block_delta" and event.delta.type == "text_delta":
@@ -327,6 +335,31 @@ async def test_another_gateway_goes_on_where_one_was_killed(bench: Bench) -> Non
     usage = events.pop(-2).json
     assert usage["usage"]["completion_tokens"] == 2 * BODY["max_tokens"]
     assert texts_of(events) == bench.expected
+
+
+@pytest.mark.parametrize(("victim", "seed"), [("worker", 81), ("broker", 82), ("gateway", 83)])
+async def test_a_stream_of_guessed_tokens_goes_on(bench: Bench, victim: str, seed: int) -> None:
+    """Whose beginning was given before, so that steps return several tokens: each byte comes once, as without."""
+    body: dict[str, Any] = {"max_tokens": 600, "seed": seed}
+    await asyncio.to_thread(undisturbed, bench.gateways[1], **{**body, "max_tokens": 100})
+    async with asked(bench, **body, speculation="suffix") as stream:
+        await stream.until_events(20)
+        if victim == "worker":
+            bench.swarm.kill("w1")
+            bench.swarm.start_worker("w1")
+        elif victim == "broker":
+            bench.swarm.kill_broker()
+            bench.swarm.start_broker(3)
+        else:
+            bench.gateways[0].kill()
+        events = await stream.to_the_end()
+    if victim == "gateway":
+        assert events[-1].data != "[DONE]", "the answer was over before its gateway was killed"
+        async with opened(bench.gateways[1], "GET", f"/v1/streams/{events[-1].id}") as rest:
+            events += await rest.to_the_end()
+    stats = (await bench.client.query("stats"))["pipeline"]
+    assert stats["accepted_tokens"] > 0
+    assert texts_of(events) == await asyncio.to_thread(undisturbed, bench.gateways[1], **body)
 
 
 async def test_a_reader_that_reloads_goes_on(bench: Bench) -> None:

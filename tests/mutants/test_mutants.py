@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import untested
 from tests.mutants.mutant import Catcher, DoesNotApply, Edit, Mutant, mutate
 
 HERE = Path(__file__).resolve().parent
@@ -60,6 +61,7 @@ class ForkServer:
     def __init__(self) -> None:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         environment = os.environ | {"PYTHONHASHSEED": "0"}
+        environment.pop(untested.VARIABLE, None)  # what the copy, which has no kernels, skips is no gap of this run
         self._process = subprocess.Popen([sys.executable, str(HERE / "forkserver.py")], env=environment, **pipes)  # type: ignore[call-overload]
 
     def run(self, root: Path, catcher: Catcher, output: Path) -> Outcome:
@@ -174,6 +176,23 @@ def test_without_a_mutant_schedules_hold(copy: Path, tmp_path: Path, server: For
     """The first schedules break no rule on the unchanged copy. Seeds that notice a mutant are checked with it."""
     outcome = server.run(copy, Catcher(count=NUM_UNCHANGED), tmp_path / "output.txt")
     assert outcome.code == 0, outcome.output
+
+
+def test_what_the_copy_skips_is_not_noted(copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy has no kernels in C. The other runs of the check have them, and test them."""
+    notes = tmp_path / "untested"
+    notes.touch()
+    monkeypatch.setenv(untested.VARIABLE, str(notes))
+    skipped = copy / "tests/test_skipped.py"
+    skipped.write_text("import pytest\n\n\ndef test_it():\n    pytest.skip('no kernels')\n")
+    server = ForkServer()
+    try:
+        outcome = server.run(copy, Catcher(tests="tests/test_skipped.py"), tmp_path / "output.txt")
+    finally:
+        server.stop()
+        skipped.unlink()
+    assert "1 skipped" in outcome.output
+    assert notes.read_text() == ""
 
 
 # The mutants.
