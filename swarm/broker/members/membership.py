@@ -180,7 +180,9 @@ class WorkerMembership:
             self._judge_step_failure(worker, message.failed, message.reason, now)
         elif message.kv_overfull or message.misplaced:
             ruling = self._difference_judge.judge(worker, message.reason)
-            self._apply_ruling(ruling, Verdict.FAILED, now, cause="a worker holds other than what the plan counted")
+            self._apply_ruling(
+                ruling, Verdict.DIFFERS, now, cause="a worker's sequences or memory differ from the plan"
+            )
         elif message.not_finite is None or not self._judge_not_finite(worker, message.not_finite, now):
             self._reconfiguration.on_data_path_broken(now, blame=True)
             self._end_quarantined(now)
