@@ -15,7 +15,7 @@ from swarm.broker.members.differences import DifferenceJudge
 from swarm.broker.members.integrity import FaultRuling, IntegrityMonitor
 from swarm.broker.members.keyring import Keyring
 from swarm.broker.members.monitor import HealthMonitor
-from swarm.broker.members.recheck import Rechecker
+from swarm.broker.members.recheck import RecheckCoordinator
 from swarm.broker.planner.problem import Shortage
 from swarm.broker.recovery.reconfiguration import Reconfiguration
 from swarm.broker.requests.requests import RequestHandler
@@ -80,7 +80,7 @@ class WorkerMembership:
         self.integrity = IntegrityMonitor(state)
         self.failure_judge = StepFailureJudge(state)
         self._difference_judge = DifferenceJudge(state)
-        self._rechecker = Rechecker(state, settings.recheck, out)
+        self._rechecker = RecheckCoordinator(state, settings.recheck, out)
         self.monitor = HealthMonitor(state, settings.health)
         self.admission = WorkerAdmission(
             state,
