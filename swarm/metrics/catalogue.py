@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from swarm.metrics.collectors import MetricSpec, ReportPath
 from swarm.wire.messages import Json
 
-VERDICTS = ("well", "slow", "loading", "blocked", "silent", "hung", "dead", "left", "lied", "failed")
+VERDICTS = ("well", "slow", "loading", "blocked", "silent", "hung", "dead", "left", "lied", "failed", "differs")
 GONE = ("left", "out")
 
 UP = MetricSpec(

@@ -50,7 +50,7 @@ class Outcome:
     num_kept: int  # positions that a broker adopted from stages that had survived its predecessor
     num_copied: int  # parts of keys and values that workers stored for others
     num_adopted: int  # layers × positions that stages took over from copies
-    num_differences: int  # reports of workers that hold other than what was counted
+    num_differences: int  # reports of workers whose sequences or memory differ from the plan
     num_restored: int  # positions that were read from disk instead of computed
     faults: dict[str, int]  # number of faults of each kind that struck
     failure: str | None

@@ -188,7 +188,7 @@ MUTANTS = (
     ),
     Mutant(
         name="differences-without-end",
-        breaks="A worker may hold other than what is counted, plan after plan.",
+        breaks="The sequences or memory of a worker may differ from the plan, plan after plan.",
         target="swarm.broker.members.differences:DifferenceJudge.judge",
         old="if num_recent < MAX_DIFFERENCES:",
         new="if True:",

@@ -201,7 +201,7 @@ MUTANTS = (
     Mutant(
         name="prefix-mapped-before-it-is-rebuilt",
         breaks="Sequences do not wait until the layers of their source are rebuilt.",
-        target="swarm.broker.state.shared_prefixes:SharedPrefixes.is_blocked",
+        target="swarm.broker.state.shared_prefixes:PlanPrefixes.is_blocked",
         old="return source is not None and source.residency == residency and bool(source.rebuilds)",
         new="return False",
         caught_by="tests/unit/broker/steps/test_sharing.py::test_only_the_prompt_of_the_first_one_is_replayed",

@@ -131,8 +131,8 @@ MUTANTS = (
         name="silence-is-patience",
         breaks="A silent worker is not removed.",
         target="swarm.broker.state.workers:Verdict.is_out",
-        old="return self in (Verdict.SILENT, Verdict.HUNG, Verdict.DEAD, Verdict.CORRUPT, Verdict.FAILED)",
-        new="return self in (Verdict.HUNG, Verdict.DEAD, Verdict.CORRUPT, Verdict.FAILED)",
+        old="return self in _OUT_VERDICTS",
+        new="return self is not Verdict.SILENT and self in _OUT_VERDICTS",
         caught_by="sim freeze,cut_off",
     ),
     Mutant(

@@ -350,6 +350,7 @@ OWNERS = {
         "loaded_bytes": "recovery",
         "num_confirmed": "members",
         "num_faults": "members",
+        "num_removals": "members",
         "num_corrupt_results": "members",
         "pace": "recovery",
         "planned_layers": "recovery",

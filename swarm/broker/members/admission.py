@@ -22,6 +22,7 @@ from swarm.broker.recovery.restart import Restart
 from swarm.broker.requests.requests import RequestHandler
 from swarm.broker.state import State, Worker, WorkerState
 from swarm.broker.state.newcomers import NameClaim
+from swarm.broker.state.workers import Verdict
 from swarm.wire.greeting import Greeting, incompatibility
 from swarm.wire.messages import Denied, Hello, Manifest, Unassign, Welcome
 from swarm.wire.schema import schema
@@ -151,20 +152,23 @@ class WorkerAdmission:
         )
         # A new process may have the broken device of the one before it.
         worker.num_faults = max((each.num_faults for each in namesakes), default=0)
+        worker.num_removals = max((each.num_removals for each in namesakes), default=0)
         worker.call_after = max((each.call_after for each in namesakes), default=0.0)
+        # Of a worker that is back after differences from the plan, its weights count, and nothing of its sequences.
+        may_sequences_count = worker.is_trusted and (record is None or record.verdict is not Verdict.DIFFERS)
         worker.record_held(
             hello.kept if worker.is_trusted else (),
-            trusted_positions(hello, self._state) if worker.is_trusted else {},
+            trusted_positions(hello, self._state) if may_sequences_count else {},
         )
         self._keyring.add(hello.key)
         self._state.routes.set_relay_only(worker.incarnation, claim.not_at)
         if claim.not_at:
             self._out.note("worker_by_relay_only", "warning", worker=hello.name, reason=claim.not_at)
         self.welcome(worker, self._uploads.assign(worker, now))
-        if self._state.plans.current is not None or not worker.is_trusted:
+        if self._state.plans.current is not None or not may_sequences_count:
             # The active plan was made without this worker: what it still holds of the sequences is of no use any more.
             # If it ever sent corrupt results, or was out because its steps raised, its keys and values are not trusted
-            # at any of its returns.
+            # at any of its returns; if it differed from the plan, they are not at this one.
             self._out.append(SendToWorker(peer, Unassign(epoch=self._state.plans.journaled_epoch)))
         self._reconfiguration.on_members_changed(now)
         self._out.note("worker_joined", worker=hello.name, device=hello.device, memory_mib=hello.memory_bytes >> 20)

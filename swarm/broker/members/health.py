@@ -23,6 +23,8 @@ than ``LOADING_FACTOR`` x ``hang_min_s``
 the next stage reports that its hidden states are   lied: out immediately (reported by the core)
 not finite
 its steps raise, whatever is in them                failed: out (reported by the core; ``blame``)
+its sequences or memory differ from the plan,       differs: out (reported by the core;
+again and again                                     ``differences``)
 ==================================================  ====================================================
 
 The counter moves with every layer that was computed and every tensor that was loaded, so a step may take minutes. The

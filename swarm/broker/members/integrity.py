@@ -105,11 +105,13 @@ class IntegrityMonitor:
     def may_rejoin(self, worker: Worker) -> bool:
         """Whether to call back a worker that is out but alive.
 
-        A pause must have passed, unless there is no plan without this worker. A worker whose steps failed must wait in
-        any case: it could not serve, and the broker would call it back again and again.
+        A pause must have passed, unless there is no plan without this worker. A worker whose steps failed, or that
+        differed from the plan, must wait in any case: it could not serve, and the broker would call it back again and
+        again.
         """
         plans = self.state.plans
-        is_wanted = plans.current is None and plans.upcoming is None and worker.verdict is not Verdict.FAILED
+        must_wait = worker.verdict in (Verdict.FAILED, Verdict.DIFFERS)
+        is_wanted = plans.current is None and plans.upcoming is None and not must_wait
         return self.state.now >= worker.call_after or is_wanted
 
     def find_accused(self, reporter: Worker, report: NotFinite) -> Worker | None:

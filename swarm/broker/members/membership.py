@@ -15,7 +15,7 @@ from swarm.broker.members.differences import DifferenceJudge
 from swarm.broker.members.integrity import FaultRuling, IntegrityMonitor
 from swarm.broker.members.keyring import Keyring
 from swarm.broker.members.monitor import HealthMonitor
-from swarm.broker.members.recheck import Rechecker
+from swarm.broker.members.recheck import RecheckCoordinator
 from swarm.broker.planner.problem import Shortage
 from swarm.broker.recovery.reconfiguration import Reconfiguration
 from swarm.broker.requests.requests import RequestHandler
@@ -80,7 +80,7 @@ class WorkerMembership:
         self.integrity = IntegrityMonitor(state)
         self.failure_judge = StepFailureJudge(state)
         self._difference_judge = DifferenceJudge(state)
-        self._rechecker = Rechecker(state, settings.recheck, out)
+        self._rechecker = RecheckCoordinator(state, settings.recheck, out)
         self.monitor = HealthMonitor(state, settings.health)
         self.admission = WorkerAdmission(
             state,
@@ -180,7 +180,9 @@ class WorkerMembership:
             self._judge_step_failure(worker, message.failed, message.reason, now)
         elif message.kv_overfull or message.misplaced:
             ruling = self._difference_judge.judge(worker, message.reason)
-            self._apply_ruling(ruling, Verdict.FAILED, now, cause="a worker holds other than what the plan counted")
+            self._apply_ruling(
+                ruling, Verdict.DIFFERS, now, cause="a worker's sequences or memory differ from the plan"
+            )
         elif message.not_finite is None or not self._judge_not_finite(worker, message.not_finite, now):
             self._reconfiguration.on_data_path_broken(now, blame=True)
             self._end_quarantined(now)

@@ -53,7 +53,7 @@ class RecheckSettings:
 
 
 @dataclass(slots=True)
-class Rechecker:
+class RecheckCoordinator:
     """Runs one recheck at a time (see the module). Appends actions to ``out``."""
 
     state: State

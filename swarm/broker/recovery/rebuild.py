@@ -141,7 +141,8 @@ class Rebuilder:
             )
             is_needed_whole = isinstance(runs, int) and (shared or runs < self.state.shared.stop(sequence.id))
             if shared is None or is_needed_whole:  # it starts again, from the prefix of another one
-                self._count_as_prompt(sequence, plan, 0)
+                link = self.state.prefixes.links.get(sequence.id)
+                self._count_as_prompt(sequence, plan, 0 if link is None else link.position)
                 self._drop_prefix(sequence.id)
                 self.state.send_back(sequence)
                 continue
@@ -327,9 +328,10 @@ class Rebuilder:
             self.state.recoveries.record_replayed(now)
 
     def _count_as_prompt(self, sequence: Sequence, plan: Plan, start: int) -> None:
-        """Record the work of a sequence that all layers must compute again, whichever layers were lost."""
+        """Record the work of a sequence that all layers must compute again from position ``start`` on, whichever layers
+        were lost."""
         positions = layer_positions(sequence, plan, self.rebuilding.reports)
-        least = sum(max(0, sequence.kv - position) for position in positions)
+        least = sum(max(0, sequence.kv - max(start, position)) for position in positions)
         self.state.recoveries.add_recomputed(sequence.id, start, sequence.kv, len(positions), least=least)
 
     def _order_chunks(self, group: list[Sequence], now: float) -> None:

@@ -149,8 +149,8 @@ class RecoveryHistory:
     past: deque[Recovery] = field(default_factory=lambda: deque(maxlen=MAX_PAST))
     num: int = 0
     parts: dict[str, Histogram] = field(default_factory=lambda: {part: Histogram(LONG_S) for part in PARTS})
-    # sequences that start over: their recovery, the end of what counts as computed again, and the number of layers
-    _restarted: dict[int, tuple[Recovery, int, int]] = field(default_factory=dict)
+    # sequences that start over: their recovery, the range that counts as computed again, and the number of layers
+    _restarted: dict[int, tuple[Recovery, int, int, int]] = field(default_factory=dict)
 
     def begin(self, cause: str, now: float) -> Recovery:
         """Start a recovery, or add a cause to the current one."""
@@ -212,18 +212,20 @@ class RecoveryHistory:
             self.add_recomputed(sequence, 0, position, num_layers, least=position * num_layers)
 
     def add_recomputed(self, sequence: int, start: int, stop: int, num_layers: int, *, least: int) -> None:
-        """Count positions that all layers compute again, unless stages read them from disk later."""
+        """Count positions that all layers are expected to compute again. ``record_restored`` corrects the count."""
         if self.current is not None and start < stop:
             self.add_replay_work((stop - start) * num_layers, least)
-            self._restarted[sequence] = self.current, stop, num_layers
+            self._restarted[sequence] = self.current, start, stop, num_layers
 
     def record_restored(self, sequence: int, start: int, stop: int) -> None:
-        """Count positions that stages have read from disk as saved; ``stop`` is ``start`` if they are computed."""
-        recovery, end, num_layers = self._restarted.pop(sequence, (None, 0, 0))
+        """Note that a sequence has started again: it shares the positions before ``start`` with another one, stages
+        have read those before ``stop`` from disk, and the others are computed."""
+        recovery, expected, end, num_layers = self._restarted.pop(sequence, (None, 0, 0, 0))
         if recovery is not None:
+            start = min(start, end)
             saved = max(0, min(stop, end) - start) * num_layers
             recovery.restored_layer_positions += saved
-            recovery.layer_positions -= saved
+            recovery.layer_positions += (expected - start) * num_layers - saved
             recovery.least_layer_positions = min(recovery.least_layer_positions, recovery.layer_positions)
 
     def record_step(self, *, num_tokens: int, rebuilding: bool, now: float) -> Recovery | None:

@@ -11,7 +11,7 @@ from swarm.wire.shared_positions import SharedPositions
 
 
 @dataclass(slots=True)
-class SharedPrefixes:
+class PlanPrefixes:
     """Prefixes that sequences of the active plan share since it began, and the account of the plan before."""
 
     before: SharedPositions = field(default_factory=SharedPositions)  # until the next plan is activated

@@ -24,7 +24,7 @@ from swarm.broker.state.recoveries import RecoveryHistory
 from swarm.broker.state.restores import RestoreState
 from swarm.broker.state.running import RunningSequences
 from swarm.broker.state.sequences import Request, Sequence
-from swarm.broker.state.shared_prefixes import SharedPrefixes
+from swarm.broker.state.shared_prefixes import PlanPrefixes
 from swarm.broker.state.workers import Routes, Worker
 from swarm.wire.messages import BLOCK, NO_LINEAGE, Asset, HostHello, Json, Lineage, Manifest, SequencePosition
 from swarm.wire.shared_positions import SharedPositions
@@ -198,7 +198,7 @@ class State:
     prefix: PrefixCache = field(default_factory=lambda: PrefixCache(PrefixRules(is_enabled=False)))
     # positions of running and retired sequences that count once, though several of them hold them
     shared: SharedPositions = field(default_factory=SharedPositions)
-    prefixes: SharedPrefixes = field(default_factory=SharedPrefixes)  # of the account, over a change of plan
+    prefixes: PlanPrefixes = field(default_factory=PlanPrefixes)  # of the account, over a change of plan
     workers: dict[str, Worker] = field(default_factory=dict)
     # non-members: incarnation -> time of the last message sent to it
     non_members: dict[str, float] = field(default_factory=dict)

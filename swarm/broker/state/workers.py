@@ -51,10 +51,14 @@ class Verdict(enum.Enum):
     LEFT = "left"
     CORRUPT = "lied"  # it sent results that were proven wrong
     FAILED = "failed"  # its steps raised
+    DIFFERS = "differs"  # its sequences or memory differed from the plan again and again
 
     @property
     def is_out(self) -> bool:
-        return self in (Verdict.SILENT, Verdict.HUNG, Verdict.DEAD, Verdict.CORRUPT, Verdict.FAILED)
+        return self in _OUT_VERDICTS
+
+
+_OUT_VERDICTS = (Verdict.SILENT, Verdict.HUNG, Verdict.DEAD, Verdict.CORRUPT, Verdict.FAILED, Verdict.DIFFERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +145,8 @@ class Worker:
     called_at: float | None = None  # time of the last order to send Hello again, or to go
     num_corrupt_results: int = 0  # number of its results that were proven wrong; if any, nothing it holds is used again
     num_faults: int = 0  # how often it was put out, or failed a device test, because its steps raised
-    differences: list[float] = field(default_factory=list)  # recent times at which it held other than what was counted
+    num_removals: int = 0  # how often it was put out because it differed from the plan
+    differences: list[float] = field(default_factory=list)  # recent times at which it differed from the plan
     num_confirmed: int = 0  # how often another worker computed the same result
     # worker name -> number of disagreements, in which one of the two was wrong
     disagreed_with: dict[str, int] = field(default_factory=dict)
@@ -269,7 +274,7 @@ class Worker:
         return self.is_trusted and not self.is_revoked
 
     def record_difference(self, now: float, window_s: float) -> int:
-        """Note that the worker holds other than what the broker counts. Return how often within this window."""
+        """Note that the worker's sequences or memory differ from the plan. Return how often within this window."""
         self.differences = [*(at for at in self.differences if now - at < window_s), now]
         return len(self.differences)
 
@@ -306,9 +311,12 @@ class Worker:
 
 def describe_failed(workers: Iterable[Worker]) -> list[str]:
     """Describe the workers that are out until a test of their device passes, or for a pause."""
-    failed = [w for w in workers if w.state is WorkerState.OUT and w.verdict is Verdict.FAILED]
-    until = ("until a test of its device passes", "for a pause")
-    return [f"{worker.name} is out {until[bool(worker.differences)]}: {worker.reason[:500]}" for worker in failed]
+    until = {Verdict.FAILED: "until a test of its device passes", Verdict.DIFFERS: "for a pause"}
+    return [
+        f"{worker.name} is out {until[worker.verdict]}: {worker.reason[:500]}"
+        for worker in workers
+        if worker.state is WorkerState.OUT and worker.verdict in until
+    ]
 
 
 def _backoff_s(num_times: int) -> float:

@@ -28,6 +28,7 @@ _REMEDIES: Final = {
     "hung": "its log shows where; a supervisor (swarm up, systemd) restarts it, or add another one with swarmctl join",
     "dead": "its log shows why; a supervisor (swarm up, systemd) restarts it, or add another one with swarmctl join",
     "failed": "its log shows what its device raised; it comes back after a test, once that is repaired",
+    "differs": "it comes back by itself without what it held; if it differs again, restart it: its log has the reason",
     "lied": "test its machine's memory: its results were wrong, and none of them are used any more",
 }
 
@@ -75,7 +76,7 @@ def _check_missing(name: str, row: Row, replaced_by: str) -> Finding:
             name, "note", f"has left{why}", "if it is needed: start it again, or add another one with swarmctl join"
         )
     verdict, had = str(row.get("verdict")), row.get("last_layers")
-    level: Level = "trouble" if verdict in ("lied", "failed") else "note"
+    level: Level = "trouble" if verdict in ("lied", "failed", "differs") else "note"
     text = "is out"
     if isinstance(row.get("layers"), list | tuple):
         level, text = "trouble", f"is out, and {_describe_layers(row)} wait for another worker"

@@ -123,6 +123,8 @@ def test_that_nobody_is_left_is_an_ailment_of_its_own() -> None:
         ({"state": "out", "verdict": "lied", "layers": None, "reason": "not finite"}, "trouble", "out", "memory"),
         ({"state": "out", "verdict": "failed", "layers": None, "reason": "its last 2 steps failed"}, "trouble",
          "is out: its last 2 steps failed", "after a test"),
+        ({"state": "out", "verdict": "differs", "layers": None, "reason": "sequence 1 ends elsewhere"}, "trouble",
+         "is out: sequence 1 ends elsewhere", "comes back by itself"),
         ({"faults": 2, "layers": [4, 5]}, "note", "its steps failed, or a test of its device, 2 times", "its log"),
         ({"state": "left", "verdict": "left", "layers": None, "reason": "it was asked to leave"}, "note",
          "has left: it was asked to leave", "swarmctl join"),

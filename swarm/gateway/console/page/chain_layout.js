@@ -69,7 +69,7 @@ const isNamed = (view, worker) => Boolean(view.recovery?.workers?.includes(worke
 // A recovery names workers, not incarnations: a worker that is a member again and well is a new incarnation.
 const isLostNow = (view, row) =>
   (isNamed(view, row.name) && (row.state !== "member" || row.verdict !== "well")) ||
-  ["dead", "silent", "hung", "lied", "failed", "left"].includes(row.verdict);
+  ["dead", "silent", "hung", "lied", "failed", "differs", "left"].includes(row.verdict);
 
 function lingers(view, stage, now) {
   const name = stage.worker;

@@ -28,6 +28,7 @@ const TONES = {
   lied: "bad",
   lost: "bad",
   failed: "bad",
+  differs: "bad",
 };
 const SHAPES = {
   well: "M6 1.2a4.8 4.8 0 1 0 0 9.6a4.8 4.8 0 1 0 0-9.6z",

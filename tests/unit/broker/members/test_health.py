@@ -209,7 +209,7 @@ def test_half_a_second_of_jitter_gives_no_verdict() -> None:
 
 def test_which_verdicts_put_out() -> None:
     """Loading, blocked and well workers stay."""
-    out = {Verdict.SILENT, Verdict.HUNG, Verdict.DEAD, Verdict.CORRUPT, Verdict.FAILED}
+    out = {Verdict.SILENT, Verdict.HUNG, Verdict.DEAD, Verdict.CORRUPT, Verdict.FAILED, Verdict.DIFFERS}
     assert {v for v in Verdict if v.is_out} == out
 
 

@@ -7,6 +7,7 @@ import pytest
 from swarm.broker.members.differences import MAX_DIFFERENCES
 from swarm.broker.state import SequenceState
 from swarm.broker.state.plans import PlanState
+from swarm.broker.state.recoveries import RecoveryHistory
 from swarm.wire.messages import (
     BLOCK,
     Activate,
@@ -325,6 +326,40 @@ def test_without_the_first_one_the_others_start_again(make_bench) -> None:
     assert not bench.state.prefixes.lacking
     bench.run_dry()
     assert [s.reason for s in bench.state.sequences.values()] == ["stop", "length", "length", "length"]
+
+
+def test_a_prompt_that_several_start_from_again_counts_once_as_computed_again(make_bench) -> None:
+    """The first stage dies, so that everything is computed again: the prompt by the first sequence only."""
+    bench = _serve(make_bench, 3 * COPY, num_workers=3)
+    _many(bench, 8)
+    for _ in range(5):
+        bench.finish()
+    held = [sequence.kv for sequence in bench.state.sequences.values()]
+    for worker in bench.workers.values():
+        worker.held = dict.fromkeys(bench.state.sequences, 0)
+    bench.lose(bench.state.plans.current.stages[0].name)
+    while not bench.state.plans.is_serving:
+        bench.tick()
+    recovery = bench.state.recoveries.current
+    num_layers = bench.state.manifest.num_layers
+    expected = (sum(held) - 7 * 10 * BLOCK) * num_layers
+    assert (recovery.layer_positions, recovery.least_layer_positions) == (expected, expected)
+    bench.run_dry()
+    assert [s.residency for s in bench.state.sequences.values()] == 8 * [1]
+    assert bench.state.recoveries.past[-1].layer_positions == expected
+
+
+@pytest.mark.parametrize(("start", "expected"), [(60, 40), (0, 100), (80, 20), (200, 0)])
+def test_where_a_sequence_really_starts_again_corrects_the_count(start: int, expected: int) -> None:
+    """Perhaps it cannot share what was expected, or shares more by then."""
+    history = RecoveryHistory()
+    recovery = history.begin("w1 was lost", 0.0)
+    history.add_recomputed(1, 60, 100, 2, least=80)
+    assert recovery.layer_positions == 80
+    history.record_restored(1, start, start)
+    assert recovery.layer_positions == 2 * expected
+    assert recovery.least_layer_positions <= recovery.layer_positions
+    assert recovery.restored_layer_positions == 0
 
 
 def test_a_first_one_that_ends_once_it_is_complete_leaves_its_prompt(make_bench) -> None:
