@@ -467,6 +467,5 @@ def redraw_late(state: State, late: tuple[int, ...], flight: InFlightStep) -> No
         if sequence is None or sequence.residency != flight.residencies.get(sequence_id):
             continue  # preempted since
         if sequence.state is SequenceState.RUNNING and sequence.kv == sequence.scheduled == sequence.sampled:
-            sequence.redraw_last()
-            state.running.refresh(sequence)
+            state.redraw_last(sequence)
             state.count("draws_put_off")

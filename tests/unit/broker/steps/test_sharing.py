@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from swarm.broker.events import StepFinished
 from swarm.broker.members.differences import MAX_DIFFERENCES
 from swarm.broker.state import SequenceState
 from swarm.broker.state.plans import PlanState
@@ -19,7 +21,7 @@ from swarm.wire.messages import (
     SharedPrefix,
     Stop,
 )
-from tests.unit.broker.bench import MIB, Bench, FakeWorker, orders, scheduling, submit
+from tests.unit.broker.bench import MIB, Bench, FakeWorker, done_of, orders, scheduling, submit
 
 UNIT = 2 * BLOCK
 PROMPT = 5 * UNIT + 5  # 10 blocks that can be shared, and one that can't
@@ -175,6 +177,22 @@ def test_an_evicted_prefix_leaves_its_blocks_to_those_that_share_them(make_bench
     assert not bench.state.prefix.retired
     assert (bench.state.reserved_blocks, bench.state.shared.saved) == (COPY, 0)
     bench.run_dry()
+
+
+def test_none_starts_from_a_position_that_is_computed_again(make_bench) -> None:
+    """The first draw is put off, so the next step cuts the prompt's last position; until a token is drawn, others can
+    share no chunk that ends there."""
+    bench = _serve(make_bench, 4 * COPY)
+    bench.say(submit(num_prompt=UNIT, max_tokens=4, ignore_eos=True))
+    bench.say(submit("early", num_prompt=2 * UNIT, max_tokens=4, ignore_eos=True))
+    done = done_of(bench.pipe.popleft(), 0, {}, {1}, ())
+    bench.feed(StepFinished(msgspec.structs.replace(done, late=(1,))))
+    assert (bench.sequence("early").kv, bench.state.shared.saved) == (UNIT - BLOCK, 0)
+    bench.say(submit("later", num_prompt=2 * UNIT, max_tokens=4, ignore_eos=True))
+    bench.finish()
+    assert bench.state.shared.saved == UNIT
+    bench.run_dry()
+    assert all(s.reason == "length" for s in bench.state.sequences.values())
 
 
 def test_no_more_start_from_a_prefix_than_fit(make_bench) -> None:
