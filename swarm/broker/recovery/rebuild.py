@@ -171,8 +171,8 @@ class Rebuilder:
         link = self.state.prefixes.links.get(sequence.id)
         if link is None or min(layer_positions(sequence, plan, self.rebuilding.reports)) >= link.position:
             return 0
-        source = self.state.sequences[link.source]
-        if source.state is not SequenceState.RUNNING or not source.rebuilds:
+        source = self.state.sequences.get(link.source)  # none if its request was cancelled while the stages reported
+        if source is None or source.state is not SequenceState.RUNNING or not source.rebuilds:
             return None
         self.state.prefixes.await_source(sequence, source)
         self.state.prefix.pin(source.id)

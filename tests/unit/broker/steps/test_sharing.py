@@ -8,7 +8,7 @@ import pytest
 from swarm.broker.events import StepFinished
 from swarm.broker.members.differences import MAX_DIFFERENCES
 from swarm.broker.state import SequenceState
-from swarm.broker.state.plans import PlanState
+from swarm.broker.state.plans import PlanPhase, PlanState
 from swarm.wire.messages import (
     BLOCK,
     Activate,
@@ -20,6 +20,7 @@ from swarm.wire.messages import (
     SequenceRange,
     SharedPrefix,
     Stop,
+    Submit,
 )
 from tests.unit.broker.bench import MIB, Bench, FakeWorker, done_of, orders, scheduling, submit
 
@@ -38,9 +39,13 @@ def _running(bench: Bench) -> int:
     return len(bench.state.running)
 
 
-def _many(bench: Bench, n: int, **fields: object) -> None:
+def _continuations(n: int, **fields: object) -> Submit:
     options: dict[str, object] = {"num_prompt": PROMPT, "max_tokens": BLOCK, "ignore_eos": True, "n": n}
-    bench.say(submit(**(options | fields)))  # type: ignore[arg-type]
+    return submit(**(options | fields))  # type: ignore[arg-type]
+
+
+def _many(bench: Bench, n: int, **fields: object) -> None:
+    bench.say(_continuations(n, **fields))
 
 
 def test_continuations_of_a_prompt_take_its_blocks_once(make_bench) -> None:
@@ -280,20 +285,26 @@ def _answer(bench: Bench, order: Replay) -> None:
     bench.tell(last.name, done)
 
 
-def _lose_middle(make_bench, n: int = 4) -> Bench:
-    """After a loss in the middle, layers are replayed from the log before them: first those of sequence 1."""
+def _await_loss(make_bench, *submits: Submit) -> tuple[Bench, str]:
+    """The stage in the middle is about to be lost: its layers will be replayed from the log before them."""
     bench = _serve(make_bench, 3 * COPY, num_workers=3, memory_bytes=TIGHT)
     bench.join("spare", kv_capacity=3 * COPY * BLOCK, share_unit=UNIT, memory_bytes=TIGHT)
-    _many(bench, n)
+    for message in submits:
+        bench.say(message)
     for _ in range(5):
         bench.finish()
-    assert _running(bench) == n
     first, middle, *_ = bench.state.plans.current.stages
     kv = {s.id: s.kv for s in bench.state.running}
     bench.workers[first.name].logged = kv
     bench.workers["spare"].held = dict.fromkeys(kv, 0)
     bench.take()
-    bench.lose(middle.name)
+    return bench, middle.name
+
+
+def _lose_middle(make_bench, n: int = 4) -> Bench:
+    """After the loss, layers of sequence 1 are replayed first."""
+    bench, middle = _await_loss(make_bench, _continuations(n))
+    bench.lose(middle)
     while not bench.state.plans.is_serving:
         bench.tick()
     assert _running(bench) == n
@@ -343,6 +354,26 @@ def test_without_the_first_one_the_others_start_again(make_bench) -> None:
     assert not bench.state.prefixes.lacking
     bench.run_dry()
     assert [s.reason for s in bench.state.sequences.values()] == ["stop", "length", "length", "length"]
+
+
+def test_the_first_one_may_be_cancelled_while_the_stages_report(make_bench) -> None:
+    """It is another request, which the broker forgets; a sequence that shares its prefix starts again."""
+    requests = [submit(name, num_prompt=PROMPT, max_tokens=BLOCK, ignore_eos=True) for name in ("first", "other")]
+    bench, middle = _await_loss(make_bench, *requests)
+    bench.mute.add("spare")
+    bench.lose(middle)
+    spare = bench.workers["spare"]
+    bench.tell("spare", spare.prepared(spare.prepare.epoch))
+    assert bench.state.plans.phase is PlanPhase.ACTIVATING
+    *_, order = [order for name, order in orders(bench.log, Activate) if name == spare.incarnation]
+    assert order.shared == (SharedPrefix(2, 1, 10 * BLOCK),)
+    bench.say(Cancel(request_id="first"))
+    assert 1 not in bench.state.sequences
+    bench.tell("spare", spare.activated(order))
+    assert bench.state.plans.is_serving
+    assert bench.sequence("other").residency == 1
+    bench.run_dry()
+    assert bench.sequence("other").reason == "length"
 
 
 def test_a_first_one_that_ends_once_it_is_complete_leaves_its_prompt(make_bench) -> None:
