@@ -310,8 +310,11 @@ def _fits_into_header(sequence: Sequence, open_bytes: int) -> bool:
 
 def _open_bytes(sequence: Sequence) -> int:
     """Return the maximum size of the ``Open`` record that the sequence needs; 0 if it is open in the stages."""
-    if sequence.is_open_in_stages:
-        return 0
+    return 0 if sequence.is_open_in_stages else max_record_bytes(sequence)
+
+
+def max_record_bytes(sequence: Sequence) -> int:
+    """Return the maximum size of the sequence's ``Open`` record."""
     grammar = sequence.request.submit.params.grammar
     return 5 * len(sequence.tokens) + (0 if grammar is None else 4 * len(grammar.text))
 

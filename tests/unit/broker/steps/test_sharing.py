@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
 from swarm.broker.events import StepFinished
 from swarm.broker.members.differences import MAX_DIFFERENCES
+from swarm.broker.recovery.rebuild import RebuildSettings
 from swarm.broker.state import SequenceState
 from swarm.broker.state.plans import PlanPhase, PlanState
 from swarm.wire.messages import (
@@ -19,6 +22,7 @@ from swarm.wire.messages import (
     SequencePosition,
     SequenceRange,
     SharedPrefix,
+    Step,
     Stop,
     Submit,
 )
@@ -30,8 +34,10 @@ TIGHT = 67 * MIB  # for a third of the model
 COPY = 12  # blocks of a sequence with its headroom
 
 
-def _serve(make_bench, blocks: int, *, num_workers: int = 2, **fields: object) -> Bench:
-    bench = make_bench(scheduling(mode="batch", kv_headroom=BLOCK, step_tokens=4096, prefill_chunk=4096))
+def _serve(make_bench, blocks: int, *, num_workers: int = 2, chunk: int = 256, **fields: object) -> Bench:
+    settings = scheduling(mode="batch", kv_headroom=BLOCK, step_tokens=4096, prefill_chunk=4096)
+    plan = replace(settings.plan, rebuild=RebuildSettings(chunk=chunk))
+    bench = make_bench(replace(settings, plan=plan))
     return bench.serve(num_workers, kv_capacity=blocks * BLOCK, **({"share_unit": UNIT} | fields))
 
 
@@ -285,9 +291,9 @@ def _answer(bench: Bench, order: Replay) -> None:
     bench.tell(last.name, done)
 
 
-def _await_loss(make_bench, *submits: Submit) -> tuple[Bench, str]:
+def _await_loss(make_bench, *submits: Submit, chunk: int = 256) -> tuple[Bench, str]:
     """The stage in the middle is about to be lost: its layers will be replayed from the log before them."""
-    bench = _serve(make_bench, 3 * COPY, num_workers=3, memory_bytes=TIGHT)
+    bench = _serve(make_bench, 3 * COPY, num_workers=3, chunk=chunk, memory_bytes=TIGHT)
     bench.join("spare", kv_capacity=3 * COPY * BLOCK, share_unit=UNIT, memory_bytes=TIGHT)
     for message in submits:
         bench.say(message)
@@ -329,6 +335,37 @@ def test_only_the_prompt_of_the_first_one_is_replayed(make_bench) -> None:
     bench.run_dry()
     assert [s.residency for s in bench.state.sequences.values()] == 4 * [0]
     assert all(s.reason == "length" for s in bench.state.sequences.values())
+
+
+def test_a_record_goes_with_the_first_chunk_only(make_bench) -> None:
+    """Of a sequence that waits for its prefix, too, if the tokens are its log."""
+    prompt = submit(num_prompt=PROMPT).prompt
+    other = (*prompt[: 5 * UNIT], *(9,) * 100)
+    requests = [submit(name, prompt=p, max_tokens=BLOCK, ignore_eos=True) for name, p in (("a", prompt), ("b", other))]
+    bench, middle = _await_loss(make_bench, *requests, chunk=UNIT)
+    for worker in bench.workers.values():
+        worker.logged.clear()
+    bench.lose(middle)
+    sent: list[Step] = []
+    while not bench.state.rebuilding.is_idle:
+        step = next(step for step in bench.pipe if step.replay)
+        bench.pipe.remove(step)
+        sent.append(step)
+        last = next(s for s in bench.state.plans.current.stages if s.layers.stop == step.through.stop)
+        (reached,) = [SequencePosition(r.sequence, r.start + r.count) for r in step.rows]
+        done = ReplayDone(
+            epoch=bench.epoch,
+            incarnation=last.incarnation,
+            sequence=reached.sequence,
+            layers=step.through,
+            kv=reached.position,
+        )
+        bench.tell(last.name, done)
+    starts = [(step.rows[0].sequence, step.rows[0].start, [item.sequence for item in step.open]) for step in sent]
+    assert starts == [
+        *((1, number * UNIT, [1] if number == 0 else []) for number in range(6)),
+        *((2, number * UNIT, [2] if number == 5 else []) for number in (5, 6)),
+    ]
 
 
 def test_sequences_with_nothing_behind_their_prompt_start_again(make_bench) -> None:
