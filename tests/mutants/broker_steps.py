@@ -210,8 +210,7 @@ MUTANTS = (
         target="swarm.broker.steps.proposals:settle_proposals",
         old="""
             if not sequence.pending:
-                sequence.redraw_last()
-                state.running.refresh(sequence)
+                state.redraw_last(sequence)
         """,
         new="",
         caught_by="tests/unit/broker/steps/test_proposals.py::test_a_draw_that_is_withheld_is_made_again",

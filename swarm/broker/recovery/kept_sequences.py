@@ -58,11 +58,15 @@ def evict_overflow(state: State) -> list[Sequence]:
 def find_link(state: State, before: SharedPositions, sequence: Sequence, others: list[Sequence]) -> SharedPrefix | None:
     """Return the longest prefix that a sequence can go on sharing with one of these. None: there is none, or the
     sequence has computed nothing behind it."""
+    if before.unit != state.shared.unit or not before.stop(sequence.id):
+        return None
     source = max(others, key=lambda other: before.common_stop(sequence.id, other.id), default=None)
-    if source is None or before.unit != state.shared.unit:
+    if source is None:
         return None
     position = state.shared.fork_stop(source.id, before.common_stop(sequence.id, source.id))
     if not position or sequence.kv <= position or source.kv < position:
+        return None
+    if sequence.tokens[:position] != source.tokens[:position]:
         return None
     num_mappings = state.shared.num_mappings + state.shared.fork_mappings(source.id, position)
     if num_mappings > state.plans.share_mappings:

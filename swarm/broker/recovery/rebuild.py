@@ -28,7 +28,7 @@ from swarm.broker.recovery.replay_speeds import ReplaySpeeds
 from swarm.broker.state import Plan, Rebuild, Sequence, SequenceState, State, Worker
 from swarm.broker.state.rebuilding import Rebuilding
 from swarm.broker.steps.restoring import begin_restore
-from swarm.broker.steps.scheduler import build_open
+from swarm.broker.steps.scheduler import MAX_OPEN_BYTES, build_open, max_record_bytes
 from swarm.wire.digests import num_matching
 from swarm.wire.messages import (
     NO_LINEAGE,
@@ -172,8 +172,8 @@ class Rebuilder:
         link = self.state.prefixes.links.get(sequence.id)
         if link is None or min(layer_positions(sequence, plan, self.rebuilding.reports)) >= link.position:
             return 0
-        source = self.state.sequences[link.source]
-        if source.state is not SequenceState.RUNNING or not source.rebuilds:
+        source = self.state.sequences.get(link.source)  # none if its request was cancelled while the stages reported
+        if source is None or source.state is not SequenceState.RUNNING or not source.rebuilds:
             return None
         self.state.prefixes.await_source(sequence, source)
         self.state.prefix.pin(source.id)
@@ -302,26 +302,36 @@ class Rebuilder:
         first = rebuilding.queue.popleft()
         run, group = first.rebuilds[0], [first]
         left = rebuilding.chunk_positions - (run.stop - run.done)
+        open_bytes = self._open_bytes(first)
         for sequence in list(rebuilding.queue) if self._can_share_step(first) else ():
             other = sequence.rebuilds[0]
             is_alike = (other.source, other.through) == (run.source, run.through)
             is_blocked = self.state.prefixes.is_blocked(sequence)
-            if is_alike and not is_blocked and other.stop - other.done <= left and self._can_share_step(sequence):
+            fits = other.stop - other.done <= left and open_bytes + self._open_bytes(sequence) <= MAX_OPEN_BYTES
+            if is_alike and not is_blocked and fits and self._can_share_step(sequence):
                 rebuilding.queue.remove(sequence)
                 group.append(sequence)
                 left -= other.stop - other.done
+                open_bytes += self._open_bytes(sequence)
         return group
 
+    def _is_opened_at(self, sequence: int, start: int) -> bool:
+        """Whether a chunk that begins at this position is a sequence's first one, which carries its record: a stage may
+        not have opened it."""
+        return start in (0, self.state.prefixes.position(sequence))
+
+    def _open_bytes(self, sequence: Sequence) -> int:
+        """Return the maximum size of the record that the sequence's next chunk carries."""
+        is_opened = self._is_opened_at(sequence.id, sequence.rebuilds[0].done)
+        return max_record_bytes(sequence) if is_opened else 0
+
     def _can_share_step(self, sequence: Sequence) -> bool:
-        """Whether a sequence may be replayed in a step with others: not if it is suspected of a failure, or if its
-        record is long, or if a worker is too old."""
+        """Whether a sequence may be replayed in a step with others: not if it is suspected of a failure, or if a worker
+        is too old."""
         plan = self.state.plans.current
         is_suspect = sequence.id in self.state.evidence.suspects or sequence.num_deaths > 1
-        has_long_record = sequence.request.submit.params.grammar is not None and not sequence.rebuilds[0].done
         members = () if plan is None else (self.state.workers[incarnation] for incarnation in plan.members)
-        return not (is_suspect or has_long_record) and all(
-            max(worker.hello.wire_versions) >= SHARED_STEP_VERSION for worker in members
-        )
+        return not is_suspect and all(max(worker.hello.wire_versions) >= SHARED_STEP_VERSION for worker in members)
 
     def _check_end(self, now: float) -> None:
         if self.rebuilding.is_idle and self.state.plans.is_serving:
@@ -374,7 +384,7 @@ class Rebuilder:
             open=tuple(
                 build_open(sequence)
                 for sequence, part in zip(group, ranges, strict=True)
-                if part.start == 0 or sequence.id in self.state.prefixes.lacking
+                if self._is_opened_at(sequence.id, part.start)
             ),
             replay=True,
             through=through,

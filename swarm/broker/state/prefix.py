@@ -58,6 +58,13 @@ class PrefixIndex:
             keys.append(key)
             self._holders.setdefault(key, OrderedDict())[sequence] = None
 
+    def shorten(self, sequence: int, position: int) -> None:
+        """Remove the blocks that end behind ``position``."""
+        keys = self._keys.get(sequence, [])
+        for key in keys[position // BLOCK :]:
+            self._remove(key, sequence)
+        del keys[position // BLOCK :]
+
     def find(self, tokens: Sequence[int]) -> tuple[int, int] | None:
         """Return (sequence, position) of the longest prefix that is held. It never includes the last token, which must
         be computed to get its successor."""
@@ -90,11 +97,14 @@ class PrefixIndex:
 
     def forget(self, sequence: int) -> None:
         for key in self._keys.pop(sequence, ()):
-            holders = self._holders[key]
-            del holders[sequence]
-            if not holders:
-                del self._holders[key]
-                self._uses.pop(key, None)
+            self._remove(key, sequence)
+
+    def _remove(self, key: bytes, sequence: int) -> None:
+        holders = self._holders[key]
+        del holders[sequence]
+        if not holders:
+            del self._holders[key]
+            self._uses.pop(key, None)
 
     def clear(self) -> None:
         self._holders.clear()

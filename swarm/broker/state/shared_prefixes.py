@@ -31,6 +31,11 @@ class PlanPrefixes:
         """Record a prefix that a sequence shares from the beginning of the plan."""
         self.links[link.sequence] = link
 
+    def position(self, sequence: int) -> int:
+        """Return how many positions the sequence shares since the beginning of the plan."""
+        link = self.links.get(sequence)
+        return 0 if link is None else link.position
+
     def await_source(self, sequence: Sequence, source: Sequence) -> None:
         """Record that a sequence lacks its prefix in some layers, until the source's are rebuilt."""
         self.lacking[sequence.id] = source, source.residency
@@ -55,7 +60,9 @@ def estimate_links(account: SharedPositions, sequences: Iterable[Sequence]) -> d
     are any. A sequence that has computed nothing behind them starts from them again."""
     linked: dict[int, int] = {}
     others: list[int] = []
-    for sequence in sequences if account.num_mappings else ():
+    for sequence in sequences:
+        if not account.stop(sequence.id):
+            continue
         stop = max((account.common_stop(sequence.id, other) for other in others), default=0)
         if 0 < stop < sequence.kv:
             linked[sequence.id] = stop

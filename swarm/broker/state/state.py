@@ -247,11 +247,17 @@ class State:
             yield wrong
         if self.plans.is_serving and self.reserved_blocks > self.plans.kv_blocks:
             yield f"{self.reserved_blocks} blocks are reserved of {self.plans.kv_blocks}"
-        if any(s.kv < self.shared.stop(s.id) for s in self.running):
-            yield "a sequence shares positions that it would compute again"
         if self.plans.is_serving and len(self.running) > self.plans.max_sequences:
             yield f"{len(self.running)} sequences run, the stages hold {self.plans.max_sequences}"
+        yield from self._check_prefixes()
         yield from self._check_parts()
+
+    def _check_prefixes(self) -> Iterator[str]:
+        """Yield every broken invariant of what sequences share, or can start from."""
+        if any(s.kv < self.shared.stop(s.id) for s in self.running):
+            yield "a sequence shares positions that it would compute again"
+        if any(s.kv < self.prefix.index.num_blocks(s.id) * BLOCK for s in self.running):
+            yield "sequences can start from positions that their source would compute again"
 
     def _check_parts(self) -> Iterator[str]:
         """Yield every broken invariant outside of sequences."""
@@ -427,6 +433,13 @@ class State:
         self.to_release.append(sequence.id)
         sequence.requeue()
         self.waiting.add(sequence)
+
+    def redraw_last(self, sequence: Sequence) -> None:
+        """Let the next step compute a sequence's last position again, for a draw that was postponed. Until then no
+        other sequence starts from that position: the stages are about to cut it off."""
+        sequence.redraw_last()
+        self.prefix.index.shorten(sequence.id, sequence.kv)
+        self.running.refresh(sequence)
 
     def release_fork(self, sequence: Sequence) -> None:
         """Release the pin on the sequence that this one was to be copied from."""

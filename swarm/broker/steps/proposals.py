@@ -98,8 +98,7 @@ def settle_proposals(state: State, speculation: Speculation, flight: InFlightSte
         if sequence.proposed:
             sequence.refuse_proposals()
         if not sequence.pending:  # the last stage returned no token that the next step could begin with
-            sequence.redraw_last()
-            state.running.refresh(sequence)
+            state.redraw_last(sequence)
         state.return_blocks(sequence, max(proposal.blocks, num_blocks(sequence.scheduled)))
 
 

@@ -310,8 +310,11 @@ def _fits_into_header(sequence: Sequence, open_bytes: int) -> bool:
 
 def _open_bytes(sequence: Sequence) -> int:
     """Return the maximum size of the ``Open`` record that the sequence needs; 0 if it is open in the stages."""
-    if sequence.is_open_in_stages:
-        return 0
+    return 0 if sequence.is_open_in_stages else max_record_bytes(sequence)
+
+
+def max_record_bytes(sequence: Sequence) -> int:
+    """Return the maximum size of the sequence's ``Open`` record."""
     grammar = sequence.request.submit.params.grammar
     return 5 * len(sequence.tokens) + (0 if grammar is None else 4 * len(grammar.text))
 
@@ -467,6 +470,5 @@ def redraw_late(state: State, late: tuple[int, ...], flight: InFlightStep) -> No
         if sequence is None or sequence.residency != flight.residencies.get(sequence_id):
             continue  # preempted since
         if sequence.state is SequenceState.RUNNING and sequence.kv == sequence.scheduled == sequence.sampled:
-            sequence.redraw_last()
-            state.running.refresh(sequence)
+            state.redraw_last(sequence)
             state.count("draws_put_off")

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from swarm.broker.events import Tick
 from swarm.broker.planner.pauses import step_pause_s
+from swarm.broker.recovery import rebuild
 from swarm.broker.recovery.rebuild import RebuildSettings
 from swarm.broker.recovery.rebuild_runs import MIN_SPLIT, find_rebuild_runs
 from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
@@ -608,6 +609,17 @@ def test_a_suspect_is_replayed_alone() -> None:
     together = [{each.sequence, *(part.sequence for part in each.more)} for each in replay_steps(bench)]
     assert sorted(map(len, together)) == [1, 2]
     assert {suspect} in together
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_the_records_of_a_step_fit_into_its_header(lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sequence's first chunk carries its record; two of three records fit."""
+    monkeypatch.setattr(rebuild, "MAX_OPEN_BYTES", 5 * (10 + 3 + 20 + 3))
+    bench = lose_one(count=3, lost=lost)
+    actions = bench.take()
+    together = [1 + len(order.more) for _, order in orders(actions, Replay) if isinstance(order, Replay)]
+    together += [len(step.open) for step in steps(actions) if step.replay]
+    assert together == [2, 1]
 
 
 def test_an_old_worker_gets_a_step_for_each_sequence() -> None:

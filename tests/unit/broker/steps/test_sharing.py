@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 
+from swarm.broker.events import StepFinished
 from swarm.broker.members.differences import MAX_DIFFERENCES
+from swarm.broker.recovery.rebuild import RebuildSettings
 from swarm.broker.state import SequenceState
-from swarm.broker.state.plans import PlanState
+from swarm.broker.state.plans import PlanPhase, PlanState
 from swarm.broker.state.recoveries import RecoveryHistory
 from swarm.wire.messages import (
     BLOCK,
@@ -18,9 +23,11 @@ from swarm.wire.messages import (
     SequencePosition,
     SequenceRange,
     SharedPrefix,
+    Step,
     Stop,
+    Submit,
 )
-from tests.unit.broker.bench import MIB, Bench, FakeWorker, orders, scheduling, submit
+from tests.unit.broker.bench import MIB, Bench, FakeWorker, done_of, orders, scheduling, submit
 
 UNIT = 2 * BLOCK
 PROMPT = 5 * UNIT + 5  # 10 blocks that can be shared, and one that can't
@@ -28,8 +35,10 @@ TIGHT = 67 * MIB  # for a third of the model
 COPY = 12  # blocks of a sequence with its headroom
 
 
-def _serve(make_bench, blocks: int, *, num_workers: int = 2, **fields: object) -> Bench:
-    bench = make_bench(scheduling(mode="batch", kv_headroom=BLOCK, step_tokens=4096, prefill_chunk=4096))
+def _serve(make_bench, blocks: int, *, num_workers: int = 2, chunk: int = 256, **fields: object) -> Bench:
+    settings = scheduling(mode="batch", kv_headroom=BLOCK, step_tokens=4096, prefill_chunk=4096)
+    plan = replace(settings.plan, rebuild=RebuildSettings(chunk=chunk))
+    bench = make_bench(replace(settings, plan=plan))
     return bench.serve(num_workers, kv_capacity=blocks * BLOCK, **({"share_unit": UNIT} | fields))
 
 
@@ -37,9 +46,13 @@ def _running(bench: Bench) -> int:
     return len(bench.state.running)
 
 
-def _many(bench: Bench, n: int, **fields: object) -> None:
+def _continuations(n: int, **fields: object) -> Submit:
     options: dict[str, object] = {"num_prompt": PROMPT, "max_tokens": BLOCK, "ignore_eos": True, "n": n}
-    bench.say(submit(**(options | fields)))  # type: ignore[arg-type]
+    return submit(**(options | fields))  # type: ignore[arg-type]
+
+
+def _many(bench: Bench, n: int, **fields: object) -> None:
+    bench.say(_continuations(n, **fields))
 
 
 def test_continuations_of_a_prompt_take_its_blocks_once(make_bench) -> None:
@@ -178,6 +191,22 @@ def test_an_evicted_prefix_leaves_its_blocks_to_those_that_share_them(make_bench
     bench.run_dry()
 
 
+def test_none_starts_from_a_position_that_is_computed_again(make_bench) -> None:
+    """The first draw is put off, so the next step cuts the prompt's last position; until a token is drawn, others can
+    share no chunk that ends there."""
+    bench = _serve(make_bench, 4 * COPY)
+    bench.say(submit(num_prompt=UNIT, max_tokens=4, ignore_eos=True))
+    bench.say(submit("early", num_prompt=2 * UNIT, max_tokens=4, ignore_eos=True))
+    done = done_of(bench.pipe.popleft(), 0, {}, {1}, ())
+    bench.feed(StepFinished(msgspec.structs.replace(done, late=(1,))))
+    assert (bench.sequence("early").kv, bench.state.shared.saved) == (UNIT - BLOCK, 0)
+    bench.say(submit("later", num_prompt=2 * UNIT, max_tokens=4, ignore_eos=True))
+    bench.finish()
+    assert bench.state.shared.saved == UNIT
+    bench.run_dry()
+    assert all(s.reason == "length" for s in bench.state.sequences.values())
+
+
 def test_no_more_start_from_a_prefix_than_fit(make_bench) -> None:
     bench = _serve(make_bench, 10 + 5 * 2)
     _many(bench, 8)
@@ -263,20 +292,26 @@ def _answer(bench: Bench, order: Replay) -> None:
     bench.tell(last.name, done)
 
 
-def _lose_middle(make_bench, n: int = 4) -> Bench:
-    """After a loss in the middle, layers are replayed from the log before them: first those of sequence 1."""
-    bench = _serve(make_bench, 3 * COPY, num_workers=3, memory_bytes=TIGHT)
+def _await_loss(make_bench, *submits: Submit, chunk: int = 256) -> tuple[Bench, str]:
+    """The stage in the middle is about to be lost: its layers will be replayed from the log before them."""
+    bench = _serve(make_bench, 3 * COPY, num_workers=3, chunk=chunk, memory_bytes=TIGHT)
     bench.join("spare", kv_capacity=3 * COPY * BLOCK, share_unit=UNIT, memory_bytes=TIGHT)
-    _many(bench, n)
+    for message in submits:
+        bench.say(message)
     for _ in range(5):
         bench.finish()
-    assert _running(bench) == n
     first, middle, *_ = bench.state.plans.current.stages
     kv = {s.id: s.kv for s in bench.state.running}
     bench.workers[first.name].logged = kv
     bench.workers["spare"].held = dict.fromkeys(kv, 0)
     bench.take()
-    bench.lose(middle.name)
+    return bench, middle.name
+
+
+def _lose_middle(make_bench, n: int = 4) -> Bench:
+    """After the loss, layers of sequence 1 are replayed first."""
+    bench, middle = _await_loss(make_bench, _continuations(n))
+    bench.lose(middle)
     while not bench.state.plans.is_serving:
         bench.tick()
     assert _running(bench) == n
@@ -301,6 +336,37 @@ def test_only_the_prompt_of_the_first_one_is_replayed(make_bench) -> None:
     bench.run_dry()
     assert [s.residency for s in bench.state.sequences.values()] == 4 * [0]
     assert all(s.reason == "length" for s in bench.state.sequences.values())
+
+
+def test_a_record_goes_with_the_first_chunk_only(make_bench) -> None:
+    """Of a sequence that waits for its prefix, too, if the tokens are its log."""
+    prompt = submit(num_prompt=PROMPT).prompt
+    other = (*prompt[: 5 * UNIT], *(9,) * 100)
+    requests = [submit(name, prompt=p, max_tokens=BLOCK, ignore_eos=True) for name, p in (("a", prompt), ("b", other))]
+    bench, middle = _await_loss(make_bench, *requests, chunk=UNIT)
+    for worker in bench.workers.values():
+        worker.logged.clear()
+    bench.lose(middle)
+    sent: list[Step] = []
+    while not bench.state.rebuilding.is_idle:
+        step = next(step for step in bench.pipe if step.replay)
+        bench.pipe.remove(step)
+        sent.append(step)
+        last = next(s for s in bench.state.plans.current.stages if s.layers.stop == step.through.stop)
+        (reached,) = [SequencePosition(r.sequence, r.start + r.count) for r in step.rows]
+        done = ReplayDone(
+            epoch=bench.epoch,
+            incarnation=last.incarnation,
+            sequence=reached.sequence,
+            layers=step.through,
+            kv=reached.position,
+        )
+        bench.tell(last.name, done)
+    starts = [(step.rows[0].sequence, step.rows[0].start, [item.sequence for item in step.open]) for step in sent]
+    assert starts == [
+        *((1, number * UNIT, [1] if number == 0 else []) for number in range(6)),
+        *((2, number * UNIT, [2] if number == 5 else []) for number in (5, 6)),
+    ]
 
 
 def test_sequences_with_nothing_behind_their_prompt_start_again(make_bench) -> None:
@@ -360,6 +426,26 @@ def test_where_a_sequence_really_starts_again_corrects_the_count(start: int, exp
     assert recovery.layer_positions == 2 * expected
     assert recovery.least_layer_positions <= recovery.layer_positions
     assert recovery.restored_layer_positions == 0
+
+
+def test_the_first_one_may_be_cancelled_while_the_stages_report(make_bench) -> None:
+    """It is another request, which the broker forgets; a sequence that shares its prefix starts again."""
+    requests = [submit(name, num_prompt=PROMPT, max_tokens=BLOCK, ignore_eos=True) for name in ("first", "other")]
+    bench, middle = _await_loss(make_bench, *requests)
+    bench.mute.add("spare")
+    bench.lose(middle)
+    spare = bench.workers["spare"]
+    bench.tell("spare", spare.prepared(spare.prepare.epoch))
+    assert bench.state.plans.phase is PlanPhase.ACTIVATING
+    *_, order = [order for name, order in orders(bench.log, Activate) if name == spare.incarnation]
+    assert order.shared == (SharedPrefix(2, 1, 10 * BLOCK),)
+    bench.say(Cancel(request_id="first"))
+    assert 1 not in bench.state.sequences
+    bench.tell("spare", spare.activated(order))
+    assert bench.state.plans.is_serving
+    assert bench.sequence("other").residency == 1
+    bench.run_dry()
+    assert bench.sequence("other").reason == "length"
 
 
 def test_a_first_one_that_ends_once_it_is_complete_leaves_its_prompt(make_bench) -> None:
