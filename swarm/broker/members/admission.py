@@ -22,6 +22,7 @@ from swarm.broker.recovery.restart import Restart
 from swarm.broker.requests.requests import RequestHandler
 from swarm.broker.state import State, Worker, WorkerState
 from swarm.broker.state.newcomers import NameClaim
+from swarm.broker.state.workers import Verdict
 from swarm.wire.greeting import Greeting, incompatibility
 from swarm.wire.messages import Denied, Hello, Manifest, Unassign, Welcome
 from swarm.wire.schema import schema
@@ -195,6 +196,8 @@ class WorkerAdmission:
             )
             self._out.append(SendToWorker(former.peer, Denied(reason=reason)))
             remember_bounded(self._state.replaced, former.incarnation, reason)
+        if former.verdict is Verdict.FAILED and not former.is_revoked:
+            remember_bounded(self._state.evidence.replaced, former.incarnation, former.name)
         self._on_worker_lost(former, f"replaced by a new process (pid {hello.pid})", now)
         del self._state.workers[former.incarnation]
         self._state.routes.set_relay_only(former.incarnation, "")
