@@ -66,9 +66,9 @@ class Histogram:
     def __post_init__(self) -> None:
         self.counts = [0] * (len(self.bounds) + 1)
 
-    def add(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def add(self, value: float, num: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += num
+        self.total += value * num
 
     def report(self) -> dict[str, object]:
         """Return it as JSON; ``counts`` are not cumulative."""

@@ -55,22 +55,25 @@ class RequestTiming:
 
 @dataclass(slots=True)
 class GapHistogram:
-    """Positive values, in bins whose bounds grow by one percent."""
+    """Times between tokens, in bins whose bounds grow by one percent. Tokens that come together share the time for
+    which they were waited; the maximum is the longest wait."""
 
     num: int = 0
     total: float = 0.0
-    max_value: float = 0.0  # the largest value
+    max_value: float = 0.0  # the longest wait
     bins: dict[int, int] = field(default_factory=dict)  # bin number -> count
 
-    def add_all(self, values: Iterable[float]) -> None:
+    def add_all(self, waits: Iterable[tuple[float, int]]) -> None:
+        """Add waits, each with the number of tokens that ended it."""
         bins, log = self.bins, math.log
-        for value in values:
+        for wait, num in waits:
+            value = wait / num
             number = int(log(value) // BIN_STEP) if value > 1e-6 else _LOWEST_BIN
-            bins[number] = bins.get(number, 0) + 1
-            self.total += value
-            self.num += 1
-            if value > self.max_value:  # noqa: PLR1730 (as in swarm.series)
-                self.max_value = value
+            bins[number] = bins.get(number, 0) + num
+            self.total += wait
+            self.num += num
+            if wait > self.max_value:  # noqa: PLR1730 (as in swarm.series)
+                self.max_value = wait
 
     def merge(self, other: GapHistogram) -> None:
         self.num += other.num

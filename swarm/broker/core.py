@@ -372,7 +372,7 @@ class BrokerCore:
             self.settings.profile_every
         ):
             self._out.note("profile", "info", **self._statistics.profile())
-        self.state.record_step(flight, now)
+        num_running = len(self.state.running)
         scheduler.acknowledge(self.state, done.kv, flight, keeps_kv=self.settings.scheduler.kv_cache)
         is_rebuilding = not self.state.rebuilding.is_idle
         if recovery := self.state.recoveries.record_step(
@@ -385,7 +385,8 @@ class BrokerCore:
             if sequence is not None:
                 self._requests.completer.end(sequence, "failed", now, failure.reason)
         scheduler.redraw_late(self.state, done.late, flight)
-        settle_proposals(self.state, self.speculation, flight)
+        num_refused = settle_proposals(self.state, self.speculation, flight)
+        self.state.record_step(flight, num_running, num_refused, now)
         self._store_forced(done, flight)
         prepare_proposals(self.state, self.speculation, flight, now)
         self.speculation.forget_inactive(sequence for sequence, _ in flight.sequences)

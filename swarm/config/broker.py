@@ -80,8 +80,8 @@ class BrokerSettings(Section):
     step_target_s: Annotated[float, Field(ge=0, le=60)] = Field(
         default=0.0,
         description="Seconds between two tokens of running answers that prompts should not exceed: a step takes as many"
-        " prompt tokens as its measured time allows, at least 32, at most step_tokens. 0: always "
-        "step_tokens, which is best for throughput.",
+        " prompt tokens as its measured time allows, at least 32, at most step_tokens, and no more guessed ones than "
+        "it allows. 0: always step_tokens, which is best for throughput.",
     )
     kv_headroom: Annotated[int, Field(ge=1, le=1 << 20)] = Field(
         default=64,

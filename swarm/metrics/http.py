@@ -47,18 +47,15 @@ class RequestTimer:
             self._numbers.first_token_times[self._api].add(self._last - self._began)
 
     def on_tokens(self, count: int = 1) -> None:
-        """Record one or several further tokens. Several tokens have no gaps between them; the first call may be the
-        first token."""
+        """Record one or several further tokens. Those that come together share the time since the one before; the
+        first call may be the first token."""
         if self._last is None:
             self.on_first_token()
-            count -= 1
+            self._gaps.add(0.0, count - 1)
         else:
             now = self._now()
-            self._gaps.add(now - self._last)
+            self._gaps.add((now - self._last) / count, count)
             self._last = now
-            count -= 1
-        for _ in range(count):
-            self._gaps.add(0.0)
 
     def mark_refused(self) -> None:
         """Remove a request that will not be answered; it is counted as refused instead."""

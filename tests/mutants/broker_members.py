@@ -4,6 +4,16 @@ from tests.mutants.mutant import Edit, Mutant
 
 MUTANTS = (
     Mutant(
+        name="late-device-test-lost",
+        breaks="Two processes of one name replace each other during their device tests, whose results are dropped.",
+        target="swarm.broker.members.admission:WorkerAdmission._replace",
+        old="if former.verdict is Verdict.FAILED and not former.is_revoked:",
+        new="if False:",
+        caught_by=(
+            "tests/unit/broker/members/test_blame.py::test_two_processes_of_one_name_don_t_hide_each_other_s_tests"
+        ),
+    ),
+    Mutant(
         name="request-convicted-unheard",
         breaks="A request is failed for failing steps although no other request has succeeded on those workers.",
         target="swarm.broker.members.blame:StepFailureJudge._is_guilty",

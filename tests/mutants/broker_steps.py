@@ -4,6 +4,38 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        name="refused-tokens-as-throughput",
+        breaks="Wrongly guessed tokens count as throughput, so that rejected clients return too early.",
+        target="swarm.broker.state.costs:StepCosts.record_step",
+        old="self._tokens = _FADE * self._tokens + tokens - num_refused",
+        new="self._tokens = _FADE * self._tokens + tokens",
+        caught_by="tests/unit/broker/steps/test_proposals.py::test_refused_tokens_are_no_throughput",
+    ),
+    Mutant(
+        name="plans-judged-without-guesses-only",
+        breaks="Steps with proposed tokens measure no plan.",
+        target="swarm.broker.state.state:State.record_step",
+        old="if flight.num_tokens - num_proposed == len(flight.sequences):",
+        new="if flight.num_tokens == len(flight.sequences):",
+        caught_by="tests/unit/broker/steps/test_proposals.py::test_steps_with_proposals_measure_a_plan",
+    ),
+    Mutant(
+        name="guesses-beyond-the-target",
+        breaks="Proposed tokens make steps longer than the target for the time of a step.",
+        target="swarm.broker.steps.scheduler:next_step",
+        old="budget = state.costs.budget(settings.step_target_s, settings.step_tokens, least=0)",
+        new="budget = settings.step_tokens",
+        caught_by="tests/unit/broker/steps/test_proposals.py::test_proposals_keep_a_step_within_its_target",
+    ),
+    Mutant(
+        name="most-tokens-per-step-for-ever",
+        breaks="A step that gave many tokens once lets answers wait whose deadline cannot be met any more.",
+        target="swarm.broker.speculation.speculation:Speculation.record_step",
+        old="self.max_tokens_per_step = max(1.0, _KEEP * self.max_tokens_per_step)",
+        new="pass",
+        caught_by="tests/unit/broker/steps/test_proposals.py::test_a_step_that_gave_many_tokens_long_ago_promises_nothing",
+    ),
+    Mutant(
         name="gives-way-for-ever",
         breaks="A sequence can be preempted without limit.",
         target="swarm.broker.steps.kv_capacity:KvAllocator._is_preemptible",

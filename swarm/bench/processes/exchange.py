@@ -99,7 +99,7 @@ class HttpExchange:
     ) -> None:
         await self._session.close()
 
-    async def send_request(self, job: BenchRequest, due: float) -> tuple[RequestTiming, list[float]]:
+    async def send_request(self, job: BenchRequest, due: float) -> tuple[RequestTiming, list[tuple[float, int]]]:
         """Send a request and read its answer; return its record and the times between its chunks.
 
         Any error becomes the record's outcome. If the task is cancelled, the outcome is ``cut`` and nothing is raised:
@@ -108,7 +108,7 @@ class HttpExchange:
         opens_at = self._meter.opens_at
         now = time.monotonic()
         record = RequestTiming(job.index, due - opens_at, now - opens_at)
-        gaps: list[float] = []
+        gaps: list[tuple[float, int]] = []
         try:
             async with asyncio.timeout(self._target.timeout_s):
                 await self._send_with_retries(
@@ -127,7 +127,9 @@ class HttpExchange:
         record.end = time.monotonic() - opens_at
         return record, gaps if record.outcome == OK else []
 
-    async def _send_with_retries(self, data: bytes, record: RequestTiming, gaps: list[float], chance: Random) -> None:
+    async def _send_with_retries(
+        self, data: bytes, record: RequestTiming, gaps: list[tuple[float, int]], chance: Random
+    ) -> None:
         while True:
             attempt = SendAttempt()
             try:
@@ -145,7 +147,9 @@ class HttpExchange:
                     raise  # it would end as a timeout; the rejection is more informative
             await asyncio.sleep(wait)
 
-    async def _send_once(self, data: bytes, record: RequestTiming, gaps: list[float], attempt: SendAttempt) -> None:
+    async def _send_once(
+        self, data: bytes, record: RequestTiming, gaps: list[tuple[float, int]], attempt: SendAttempt
+    ) -> None:
         sending = self._session.post(self._url, data=data, allow_redirects=False, trace_request_ctx=attempt)
         async with sending as response:
             attempt.on_kept_connection = False  # from now on, a lost connection is an error of the answer
@@ -165,7 +169,11 @@ class HttpExchange:
                 record.has_usage = reading.completion_tokens is not None
 
     async def _read_stream(
-        self, response: aiohttp.ClientResponse, reading: AnswerReader, record: RequestTiming, gaps: list[float]
+        self,
+        response: aiohttp.ClientResponse,
+        reading: AnswerReader,
+        record: RequestTiming,
+        gaps: list[tuple[float, int]],
     ) -> None:
         events, opens_at, last = SseParser(), self._meter.opens_at, 0.0
         content = response.content
@@ -178,11 +186,10 @@ class HttpExchange:
                 continue
             if record.first is None:
                 record.first = now - opens_at
-                gaps += [0.0] * (num - 1)
-            else:
-                gaps.append(now - last)
                 if num > 1:
-                    gaps += [0.0] * (num - 1)
+                    gaps.append((0.0, num - 1))
+            else:
+                gaps.append((now - last, num))
             last = now
             record.num_pieces += num
             record.pieces_inside += self._meter.count(num, now)

@@ -120,7 +120,7 @@ class ShareSender:
         self._record(record, gaps)
         return record.outcome
 
-    def _record(self, record: RequestTiming, gaps: list[float]) -> None:
+    def _record(self, record: RequestTiming, gaps: list[tuple[float, int]]) -> None:
         self.point_records.records.append(record)
         if record.is_ok:
             self.num_ok += 1

@@ -99,11 +99,26 @@ class StepFailureJudge:
 
     def record_test(self, worker: Worker, problem: str) -> None:
         """Record the result of a worker's device test. ``problem``: why it failed; empty: it passed."""
-        if not problem:
-            self.state.evidence.record_passed_test(worker.name)
-            return
-        self.state.count("device_tests_failed")
-        delay_call(worker, self.state.now)
+        self._record_test(worker.name, problem)
+        if problem:
+            delay_call(worker, self.state.now)
+
+    def record_late_test(self, incarnation: str, problem: str) -> bool:
+        """Record the result of a device test that ends after another process has taken over the worker's name.
+
+        Two processes of one name whose steps fail in turn may replace each other during every test. Return whether it
+        was such a test.
+        """
+        name = self.state.evidence.replaced.pop(incarnation, None)
+        if name is not None:
+            self._record_test(name, problem)
+        return name is not None
+
+    def _record_test(self, name: str, problem: str) -> None:
+        if problem:
+            self.state.count("device_tests_failed")
+        else:
+            self.state.evidence.record_passed_test(name)
 
     # --- the request -------------------------------------------------------------------------------------------------
 

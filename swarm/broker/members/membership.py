@@ -220,7 +220,12 @@ class WorkerMembership:
     def _on_self_test(self, peer: bytes, message: SelfTested, now: float) -> None:
         """Record the result of the device test of a worker whose step failed. If the test passed, the worker then sends
         Hello."""
-        worker = self._state.workers.get(peer.decode(errors="replace"))
+        incarnation = peer.decode(errors="replace")
+        worker = self._state.workers.get(incarnation)
+        if worker is None and message.lineage == self._state.lineage:
+            if not self.failure_judge.record_late_test(incarnation, message.problem):
+                self._state.count("stale_control")
+            return
         is_out = worker is not None and worker.state is WorkerState.OUT and not worker.is_revoked
         if worker is None or not is_out or message.lineage != self._state.lineage:
             self._state.count("stale_control")

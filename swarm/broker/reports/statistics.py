@@ -132,7 +132,7 @@ assert set(WORST_FIRST) == set(get_args(FinishReason))
 
 
 class RequestLatencies:
-    """Latencies of requests; costs an addition and a search in a short tuple per token."""
+    """Latencies of requests; costs an addition and a search in a short tuple per step of a sequence."""
 
     __slots__ = ("_num_cached", "_num_prompt", "_outcomes", "between_tokens", "first_token", "queue", "whole")
 
@@ -145,11 +145,11 @@ class RequestLatencies:
         self._num_cached = 0
         self._outcomes: Counter[str] = Counter()
 
-    def record_token(self, sequence: Sequence, now: float) -> None:
-        """Count a new token, before it is added to its sequence."""
-        before = sequence.last_token_at
+    def record_tokens(self, sequence: Sequence, num: int, before: float | None, now: float) -> None:
+        """Count the tokens that a step has given a sequence: they share the time since the step before. ``before``:
+        time of its last token before them; None: these are its first ones."""
         if before is not None:
-            self.between_tokens.add(now - before)
+            self.between_tokens.add((now - before) / num, num)
         elif not sequence.num_restored:
             self._record_first(sequence, now)
 

@@ -42,6 +42,7 @@ class TokenCollector:
         A sequence gets one token, and a further one for each proposed token that was drawn. Others are misplaced.
         """
         added: dict[Sequence, list[Sampled]] = {}  # tokens by sequence, in the order of their first ones
+        last_at: dict[Sequence, float | None] = {}  # time of the last token before these
         ends: dict[Sequence, FinishReason] = {}
         for item in sampled:
             sequence = self._state.sequences.get(item.sequence)
@@ -56,11 +57,14 @@ class TokenCollector:
             if item.position != sequence.sampled or not _may_follow(sequence, flight, added.get(sequence, ())):
                 self._state.count("misplaced_tokens")
                 continue
+            last_at.setdefault(sequence, sequence.last_token_at)
             self._append(sequence, item, hops, now)
             added.setdefault(sequence, []).append(item)
             reason = self.end_reason(sequence)
             if reason is not None:
                 ends[sequence] = reason
+        for sequence, items in added.items():
+            self._latencies.record_tokens(sequence, len(items), last_at[sequence], now)
         new_tokens = tuple(_new_tokens(sequence, items, hops) for sequence, items in added.items())
         if new_tokens:
             self._out.append(WriteTokens(new_tokens))
@@ -78,7 +82,6 @@ class TokenCollector:
                 self._delivery.deliver(sequence)
 
     def _append(self, sequence: Sequence, item: Sampled, hops: tuple[Hop, ...], now: float) -> None:
-        self._latencies.record_token(sequence, now)
         wants_hops = sequence.request.submit.hops
         if sequence.append_token(item.token, item.logprobs, hops if wants_hops else None, now):
             self._state.prefix.acknowledge(sequence.id, sequence.tokens, sequence.kv)

@@ -21,6 +21,7 @@ from swarm.series import POWERS, Histogram
 from swarm.wire.messages import MAX_PROPOSED, Json
 
 MAX_REPORTED = 16  # positions of proposals in reports
+_KEEP = 0.99  # per step: factor on the largest number of tokens of a step, so that it follows
 
 if TYPE_CHECKING:
     from swarm.broker.state import Sequence
@@ -70,7 +71,7 @@ class Speculation:
         self._async = tuple(p for p in self.proposers if isinstance(p, AsyncProposer))
         self.figures: dict[str, ProposerFigures] = {p.name: ProposerFigures() for p in self.proposers}
         self.accepted_lengths = Histogram((0.0, *POWERS[:7]))  # accepted tokens of each proposal
-        self.max_tokens_per_step = 1  # largest number of tokens that a step has given a sequence
+        self.max_tokens_per_step = 1.0  # largest number of tokens that a recent step has given a sequence
         self._tracked: dict[int, Sequence] = {}  # sequences of which proposers may keep something
         self._waits: dict[int, float] = {}  # sequence -> time until which it waits for its proposal
 
@@ -120,6 +121,7 @@ class Speculation:
 
     def record_step(self, epoch: int, positions: int, seconds: float) -> None:
         """Record the time of a completed step."""
+        self.max_tokens_per_step = max(1.0, _KEEP * self.max_tokens_per_step)
         if self.control is not None:
             self.control.record_step(epoch, positions, seconds)
 

@@ -40,12 +40,13 @@ class StepCosts:
         self.last_done_at = 0.0  # time at which a step last completed
         self.usual_step_s = 0.0  # moving average of the time of a step through all stages, for any size
 
-    def record_step(self, tokens: int, sent_at: float, now: float) -> None:
-        """Record a completed step."""
+    def record_step(self, tokens: int, sent_at: float, now: float, num_refused: int = 0) -> None:
+        """Record a completed step. ``num_refused``: how many of its tokens were guessed wrongly, so that their time
+        counts and they do not."""
         seconds = max(0.0, now - sent_at)
         self.usual_step_s += (0.1 if self.usual_step_s else 1.0) * (now - sent_at - self.usual_step_s)
         self._num_steps += 1
-        self._tokens = _FADE * self._tokens + tokens
+        self._tokens = _FADE * self._tokens + tokens - num_refused
         self._busy_s = _FADE * self._busy_s + max(0.0, now - max(sent_at, self.last_done_at))
         self.last_done_at = now
         if not tokens:
@@ -71,7 +72,7 @@ class StepCosts:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens computed per second of work, prompts and answers together; None before the first measurement."""
+        """Tokens of prompts and answers per second of work; None before the first measurement."""
         return self._tokens / self._busy_s if self._busy_s > 0 and self._tokens > 0 else None
 
     @property
@@ -99,9 +100,9 @@ class StepCosts:
         part = (tokens - below.tokens) / (above.tokens - below.tokens)
         return below.seconds + part * (above.seconds - below.seconds)
 
-    def budget(self, target_s: float, max_tokens: int) -> int:
+    def budget(self, target_s: float, max_tokens: int, least: int = CHUNK) -> int:
         """Return the maximum number of tokens of a step that takes at most ``target_s``: at most ``max_tokens``, and at
-        least a chunk unless ``max_tokens`` is smaller."""
+        least ``least`` unless ``max_tokens`` is smaller."""
         if target_s <= 0:
             return max_tokens
         below: _Size | None = None
@@ -110,12 +111,12 @@ class StepCosts:
             if self._num_steps - size.measured_at > FORGET_AFTER_STEPS:
                 del self._sizes[key]
             elif size.seconds > target_s:
-                return max(min(CHUNK, max_tokens), min(max_tokens, int(_interpolate(below, size, target_s))))
+                return max(min(least, max_tokens), min(max_tokens, int(_interpolate(below, size, target_s))))
             else:
                 below = size
         if below is None or below.seconds <= 0:
             return max_tokens
-        return max(min(CHUNK, max_tokens), min(max_tokens, int(below.tokens * target_s / below.seconds)))
+        return max(min(least, max_tokens), min(max_tokens, int(below.tokens * target_s / below.seconds)))
 
 
 def _interpolate(below: _Size | None, above: _Size, target_s: float) -> float:

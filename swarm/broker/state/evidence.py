@@ -57,6 +57,8 @@ class Evidence:
     suspects_are_next: bool = False  # whether suspects go next if other sequences have work too
     # worker -> request convicted of its failure; until the worker has computed a step
     unproven: dict[str, str] = field(default_factory=dict)
+    # incarnation -> name of workers whose steps failed, and whose name another process has taken over
+    replaced: dict[str, str] = field(default_factory=dict)
 
     def failures_of_worker(self, name: str) -> list[FailedStep]:
         return [failure for failure in self.steps if failure.worker == name]

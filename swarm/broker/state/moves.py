@@ -1,7 +1,8 @@
 """Changes of a whole plan: what each was predicted to gain and to cost, and what it achieved. For ``swarmctl plan``.
 
 A gain is a ratio of speeds, for the same number of running sequences: predicted from the workers' measurements at join,
-achieved from the steps with decodes only that were completed under both plans.
+achieved from the steps with decodes only that were completed under both plans. Accepted guesses do not count: they
+depend on the text.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from swarm.wire.messages import Json
 
@@ -37,50 +39,57 @@ class MovePrediction:
 
 @dataclass(slots=True)
 class _Rate:
-    """Sums over steps with one number of running sequences."""
+    """Sums over steps with one load."""
 
-    tokens: float = 0.0
+    rows: float = 0.0
     seconds: float = 0.0
     num_steps: int = 0
 
 
+class DecodeLoad(NamedTuple):
+    """What steps have in common whose times are compared. ``size``: bit length of the number of proposed tokens."""
+
+    num_running: int
+    size: int = 0
+
+
 @dataclass(slots=True)
 class DecodeRates:
-    """Decoding speed under the active plan, by the number of running sequences."""
+    """Decoding speed under the active plan by load, in rows per second."""
 
-    _rates: dict[int, _Rate] = field(default_factory=dict)
+    _rates: dict[DecodeLoad, _Rate] = field(default_factory=dict)
     _num_first: int = 0
 
-    def record(self, num_running: int, num_tokens: int, busy_s: float) -> None:
+    def record(self, num_running: int, num_rows: int, num_proposed: int, busy_s: float) -> None:
         """Record a step without prompts. ``busy_s``: time that passed because of it."""
         if self._num_first < NUM_FIRST:
             self._num_first += 1
             return
-        rate = self._rates.setdefault(num_running, _Rate())
-        rate.tokens, rate.seconds = KEEP * rate.tokens + num_tokens, KEEP * rate.seconds + max(0.0, busy_s)
+        rate = self._rates.setdefault(DecodeLoad(num_running, num_proposed.bit_length()), _Rate())
+        rate.rows, rate.seconds = KEEP * rate.rows + num_rows, KEEP * rate.seconds + max(0.0, busy_s)
         rate.num_steps += 1
 
     def clear(self) -> None:
         """Start measuring another plan."""
         self._rates, self._num_first = {}, 0
 
-    def tokens_per_s(self) -> dict[int, float]:
-        """Return the rate for every number of sequences that was measured often enough."""
+    def rows_per_s(self) -> dict[DecodeLoad, float]:
+        """Return the rate for every load that was measured often enough."""
         return {
-            number: rate.tokens / rate.seconds
-            for number, rate in self._rates.items()
+            load: rate.rows / rate.seconds
+            for load, rate in self._rates.items()
             if rate.num_steps >= MIN_STEPS and rate.seconds > 0
         }
 
-    def compare(self, before: Mapping[int, float]) -> tuple[int, float] | None:
+    def compare(self, before: Mapping[DecodeLoad, float]) -> tuple[int, float] | None:
         """Return the gain over these earlier rates with the number of sequences for which it was measured best; None if
-        no number was measured under both plans."""
-        rates = self.tokens_per_s()
-        common = [number for number in rates if before.get(number)]
+        no load was measured under both plans."""
+        rates = self.rows_per_s()
+        common = [load for load in rates if before.get(load)]
         if not common:
             return None
-        number = max(common, key=lambda each: self._rates[each].num_steps)
-        return number, rates[number] / before[number]
+        load = max(common, key=lambda each: self._rates[each].num_steps)
+        return load.num_running, rates[load] / before[load]
 
 
 @dataclass(slots=True)
@@ -90,7 +99,7 @@ class PlanMove:
     cause: str  # what led to it, as text
     predicted: MovePrediction
     wanted_at: float  # when its cause occurred: the newest worker joined, or the change was decided
-    rates_before: Mapping[int, float]
+    rates_before: Mapping[DecodeLoad, float]
     epoch: int = 0
     stopped_at: float | None = None
     served_at: float | None = None
@@ -120,7 +129,7 @@ class PlanMoves:
 
     def begin(self, cause: str, predicted: MovePrediction, wanted_at: float, epoch: int) -> None:
         """Start a change of plan."""
-        self.current = PlanMove(cause, predicted, wanted_at, self.rates.tokens_per_s(), epoch)
+        self.current = PlanMove(cause, predicted, wanted_at, self.rates.rows_per_s(), epoch)
 
     def record_stopped(self, now: float) -> None:
         """Note that nothing is dispatched any more."""
@@ -138,7 +147,7 @@ class PlanMoves:
     def end_plan(self) -> None:
         """Note that the active plan ends: what its change has achieved is final."""
         if self.current is not None:
-            self.current.rates_before = {**self.rates.tokens_per_s(), **self.current.rates_before}
+            self.current.rates_before = {**self.rates.rows_per_s(), **self.current.rates_before}
         if self.is_active:
             self.past[-1].achieved = self.achieved(self.past[-1])
         self.is_active = False

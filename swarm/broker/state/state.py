@@ -372,15 +372,18 @@ class State:
         for sequence, _ in ends:
             self.running.refresh(sequence)
 
-    def record_step(self, flight: InFlightStep, now: float) -> None:
-        """Record the time of a completed step, unless it had no rows: it only opened or released sequences."""
+    def record_step(self, flight: InFlightStep, num_running: int, num_refused: int, now: float) -> None:
+        """Record the time of a completed step, unless it had no rows: it only opened or released sequences.
+        ``num_running``: running sequences before its tokens were collected. ``num_refused``: its proposed tokens that
+        were not accepted."""
         if not flight.num_tokens:
             self.costs.last_done_at = now
             return
-        if flight.num_tokens == len(flight.sequences):  # decodes only
+        num_proposed = sum(len(proposal.tokens) for proposal in flight.proposals.values())
+        if flight.num_tokens - num_proposed == len(flight.sequences):  # decodes only
             busy_s = now - max(flight.sent_at, self.costs.last_done_at)
-            self.moves.rates.record(len(self.running), flight.num_tokens, busy_s)
-        self.costs.record_step(flight.num_tokens, flight.sent_at, now)
+            self.moves.rates.record(num_running, len(flight.sequences), num_proposed, busy_s)
+        self.costs.record_step(flight.num_tokens, flight.sent_at, now, num_refused)
 
     def return_blocks(self, sequence: Sequence, blocks: int) -> None:
         """Reduce the KV blocks of a sequence whose proposed tokens were refused. The next step cuts it in the stages,

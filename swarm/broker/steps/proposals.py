@@ -78,18 +78,21 @@ def prepare_proposals(state: State, speculation: Speculation, flight: InFlightSt
             speculation.prepare(sequence, max_proposed(state, sequence), now)
 
 
-def settle_proposals(state: State, speculation: Speculation, flight: InFlightStep) -> None:
+def settle_proposals(state: State, speculation: Speculation, flight: InFlightStep) -> int:
     """Record how many proposed tokens of a completed step were accepted, and remove the others, after its tokens were
-    collected."""
+    collected. Return how many were not accepted."""
+    num_refused = 0
     if state.plans.current is not None:
         speculation.record_step(state.plans.current.epoch, flight.num_tokens, state.now - flight.sent_at)
     for sequence_id, proposal in flight.proposals.items():
+        num_refused += len(proposal.tokens)
         sequence = state.sequences.get(sequence_id)
         if sequence is None:
             continue
         drawn = sequence.tokens[proposal.start : proposal.start + len(proposal.tokens)]
         if drawn:
             num_accepted = count_equal(proposal.tokens, drawn)
+            num_refused -= num_accepted
             state.count("proposed_tokens", len(proposal.tokens))
             state.count("accepted_tokens", num_accepted)
             speculation.record(sequence, proposal.proposer, len(proposal.tokens), num_accepted)
@@ -100,6 +103,7 @@ def settle_proposals(state: State, speculation: Speculation, flight: InFlightSte
         if not sequence.pending:  # the last stage returned no token that the next step could begin with
             state.redraw_last(sequence)
         state.return_blocks(sequence, max(proposal.blocks, num_blocks(sequence.scheduled)))
+    return num_refused
 
 
 def refused_positions(state: State, chosen: Iterable[Sequence]) -> list[SequencePosition]:

@@ -27,6 +27,7 @@ wait.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -101,7 +102,7 @@ def max_steps_in_flight(mode: Mode, num_stages: int, *, shares_cores: bool = Fal
 # --- admission --------------------------------------------------------------------------------------------------------
 
 
-def admit(state: State, settings: SchedulerSettings, now: float, max_tokens_per_step: int = 1) -> None:
+def admit(state: State, settings: SchedulerSettings, now: float, max_tokens_per_step: float = 1.0) -> None:
     """Admit waiting sequences while there is capacity. A sequence that doesn't fit yet doesn't block smaller ones
     behind it, until they have overtaken it too often or for too long; from then on free blocks are kept for it."""
     waiting = state.waiting
@@ -161,14 +162,14 @@ def _is_overtaking_exhausted(overtaken: list[Sequence], settings: SchedulerSetti
     return overtaken[0].num_overtaken >= settings.max_passed or now - since >= settings.max_passed_s
 
 
-def _is_deadline_unreachable(state: State, sequence: Sequence, max_tokens_per_step: int, now: float) -> bool:
+def _is_deadline_unreachable(state: State, sequence: Sequence, max_tokens_per_step: float, now: float) -> bool:
     """Whether it would miss its deadline even alone, now, and with the quickest recent steps."""
     deadline, params = sequence.request.deadline_at, sequence.request.submit.params
     if deadline is None:
         return False
     may_end_early = not params.ignore_eos or params.stop or params.stop_token_ids  # tokens it must generate at least
     least = params.min_tokens if may_end_early else params.max_tokens
-    num_steps = max(1, -(-(least - sequence.num_generated) // max_tokens_per_step))
+    num_steps = max(1, math.ceil((least - sequence.num_generated) / max_tokens_per_step))
     return now + num_steps * state.costs.min_step_s > deadline
 
 
@@ -202,9 +203,10 @@ def next_step(
     if not chosen and not unopened and not state.to_release and not state.to_retire:
         return None
     may_propose = settings.kv_cache and speculation.is_active
-    proposals = (
-        choose_proposals(state, speculation, chosen, settings.step_tokens, overlaps=most > 1) if may_propose else {}
-    )
+    proposals: dict[int, InFlightProposal] = {}
+    if may_propose:
+        budget = state.costs.budget(settings.step_target_s, settings.step_tokens, least=0)
+        proposals = choose_proposals(state, speculation, chosen, budget, overlaps=most > 1)
     return _build(state, chosen, unopened, proposals, now)
 
 

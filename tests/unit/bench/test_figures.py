@@ -37,9 +37,9 @@ def test_a_histogram_knows_percentiles_within_one_percent_and_the_mean_exactly()
     chance = Random(4)
     values = [chance.lognormvariate(-4, 1) for _ in range(20_000)]
     whole, left, right = GapHistogram(), GapHistogram(), GapHistogram()
-    whole.add_all(values)
-    left.add_all(values[:7000])
-    right.add_all(values[7000:])
+    whole.add_all((value, 1) for value in values)
+    left.add_all((value, 1) for value in values[:7000])
+    right.add_all((value, 1) for value in values[7000:])
     left.merge(right)
     assert left.bins == whole.bins
     found = summarise_histogram(left)
@@ -52,10 +52,18 @@ def test_a_histogram_knows_percentiles_within_one_percent_and_the_mean_exactly()
 
 def test_a_histogram_takes_pieces_that_came_together() -> None:
     found = GapHistogram()
-    found.add_all([0.0, 0.0, 0.0, 0.02])
+    found.add_all([(0.0, 3), (0.02, 1)])
     assert found.quantile(0.5) == 0.0
     assert found.quantile(1.0) == pytest.approx(0.02, rel=0.006)
     assert found.max_value == 0.02
+
+
+def test_pieces_that_come_together_share_their_wait_and_the_maximum_is_the_whole_one() -> None:
+    found = GapHistogram()
+    found.add_all([(0.4, 4), (0.01, 1)])
+    assert (found.num, found.mean) == (5, pytest.approx(0.41 / 5))
+    assert found.quantile(0.5) == pytest.approx(0.1, rel=0.006)
+    assert found.max_value == 0.4
 
 
 def test_latencies_begin_when_a_request_was_due_not_when_it_was_sent() -> None:

@@ -29,7 +29,7 @@ def result(concurrency: int | None = 4, *, failed: int = 0, cpu: float = 0.2, ra
             made.outcome, made.detail = "http_500", "<b>burnt</b>"
         records.append(made)
     gaps = GapHistogram()
-    gaps.add_all([0.1] * 80)
+    gaps.add_all([(0.1, 1)] * 80)
     gathered = PointRecords(records, gaps, {0: 40, 1: 60})
     return PointResult(
         concurrency,

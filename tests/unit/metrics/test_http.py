@@ -70,7 +70,7 @@ def test_an_end_counts_once(numbers: HttpMetrics) -> None:
     assert samples(numbers, "swarm_http_open_requests") == {("chat",): 0}
 
 
-def test_tokens_that_come_together_have_one_gap(numbers: HttpMetrics, clock: HandClock) -> None:
+def test_tokens_that_come_together_share_the_gap(numbers: HttpMetrics, clock: HandClock) -> None:
     """The first may be among them: nobody waited for it between two tokens."""
     watch = numbers.start_request("chat", "village")
     clock.time += 1.0
@@ -81,6 +81,7 @@ def test_tokens_that_come_together_have_one_gap(numbers: HttpMetrics, clock: Han
     watch.on_tokens(2)
     assert samples(numbers, "swarm_http_inter_token_seconds_count") == {("chat",): 4}
     assert samples(numbers, "swarm_http_inter_token_seconds_sum")[("chat",)] == pytest.approx(0.2)
+    assert [count for count in numbers.inter_token_times["chat"].counts if count] == [2, 2]
 
 
 def test_the_first_token_is_said_once(numbers: HttpMetrics, clock: HandClock) -> None:

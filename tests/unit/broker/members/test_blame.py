@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from swarm.broker.actions import SendToWorker, WriteLog
+from swarm.broker.events import WorkerMessageReceived
 from swarm.broker.members.blame import FAILED_AFTER, GUILTY_AFTER, OFTEN
 from swarm.broker.members.integrity import MAX_PAUSE_S, PAUSE_S
 from swarm.broker.state import WorkerState
@@ -366,6 +367,42 @@ def test_with_one_worker_and_one_request_its_test_tells(play: Callable[..., Play
     assert swarm.num_tests == 1
     swarm.bench.say(submit("good"))
     swarm.run(lambda: swarm.reason("good") == "length")
+
+
+def test_two_processes_of_one_name_don_t_hide_each_other_s_tests(play: Callable[..., Play]) -> None:
+    """Each takes over the name while the other one's device is tested. The result arrives from a process that is no
+    member any more, and counts for the worker of that name: so the request is convicted in the end."""
+    swarm = play(1)
+    bench = swarm.bench
+    bench.say(submit("poison"))
+    for process in range(2, 6):
+        while (out := bench.state.workers[f"w0.{process - 1}"]).state is WorkerState.MEMBER and bench.pipe:
+            fail(bench, "w0")
+        swarm.obey()
+        if swarm.reason("poison") is not None:
+            break
+        test = of_test(bench, "w0")
+        bench.join("w0", incarnation=f"w0.{process}")
+        assert out.incarnation not in bench.state.workers
+        bench.feed(WorkerMessageReceived(out.peer, test))
+        bench.tick(0.3)
+    assert swarm.reason("poison") == "failed"
+    assert not bench.state.counters.get("stale_control")
+    bench.say(submit("good"))
+    swarm.run(lambda: swarm.reason("good") == "length")
+
+
+def test_a_late_test_counts_once_and_only_if_steps_had_failed(serving: Bench) -> None:
+    """A process that was replaced for another reason has nothing to test."""
+    test = of_test(serving, "w0")
+    serving.lose("w0")
+    serving.join("w0", incarnation="w0.2")
+    serving.feed(WorkerMessageReceived(b"w0.1", test))
+    assert serving.state.counters["stale_control"] == 1
+    serving.state.evidence.replaced["w0.1"] = "w0"
+    for count in (1, 2):
+        serving.feed(WorkerMessageReceived(b"w0.1", test))
+        assert serving.state.counters["stale_control"] == count
 
 
 def test_what_failed_is_computed_alone_in_turns_with_the_others(play: Callable[..., Play]) -> None:

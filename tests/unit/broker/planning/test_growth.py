@@ -217,23 +217,37 @@ def test_a_change_that_is_given_up_is_not_reported() -> None:
 def test_rates_are_compared_for_equal_numbers_of_sequences() -> None:
     rates = DecodeRates()
     for _ in range(NUM_FIRST):
-        rates.record(1, 1, 100.0)
+        rates.record(1, 1, 0, 100.0)
     for _ in range(MIN_STEPS):
-        rates.record(1, 1, 0.1)
-        rates.record(4, 4, 0.2)
-    rates.record(2, 2, 0.1)
-    before = rates.tokens_per_s()
-    assert before == {1: pytest.approx(10.0), 4: pytest.approx(20.0)}
+        rates.record(1, 1, 0, 0.1)
+        rates.record(4, 4, 0, 0.2)
+    rates.record(2, 2, 0, 0.1)
+    before = rates.rows_per_s()
+    assert before == {(1, 0): pytest.approx(10.0), (4, 0): pytest.approx(20.0)}
     rates.clear()
     assert rates.compare(before) is None
     for _ in range(NUM_FIRST):
-        rates.record(4, 4, 100.0)
+        rates.record(4, 4, 0, 100.0)
     for _ in range(2 * MIN_STEPS):
-        rates.record(2, 2, 0.001)
-        rates.record(4, 4, 0.1)
+        rates.record(2, 2, 0, 0.001)
+        rates.record(4, 4, 0, 0.1)
     for _ in range(MIN_STEPS):
-        rates.record(1, 1, 0.1)
+        rates.record(1, 1, 0, 0.1)
     assert rates.compare(before) == (4, pytest.approx(2.0))
+
+
+def test_rates_are_compared_for_about_equal_numbers_of_proposed_tokens() -> None:
+    """A step with many of them takes longer, whatever the plan."""
+    rates = DecodeRates()
+    for _ in range(NUM_FIRST + MIN_STEPS):
+        rates.record(2, 2, 16, 0.2)
+        rates.record(2, 2, 1, 0.1)
+    before = rates.rows_per_s()
+    rates.clear()
+    for _ in range(NUM_FIRST + MIN_STEPS):
+        rates.record(2, 2, 20, 0.1)
+        rates.record(2, 2, 4, 0.001)
+    assert rates.compare(before) == (2, pytest.approx(2.0))
 
 
 def test_text_of_a_change_that_made_steps_slower() -> None:

@@ -10,6 +10,7 @@ import pytest
 from swarm.broker.state.journal_snapshot import JournalSnapshot, RequestRecord, SequenceRecord
 from swarm.wire.messages import Cancel, Query, Report
 from tests.unit.broker.bench import CLIENT, Bench, said, submit
+from tests.unit.broker.steps.test_proposals import ANSWER, Oracle
 
 MakeBench = Callable[..., Bench]
 
@@ -37,6 +38,18 @@ def test_each_token_is_counted_once(serving: Bench) -> None:
     assert spread(serving, "between_tokens_s") == (3, pytest.approx(0.06))
     assert spread(serving, "request_s") == (1, pytest.approx(0.08))
     assert stats(serving)["requests"]["ended"] == {"failed": 0, "cancelled": 0, "length": 1, "stop": 0}
+
+
+def test_tokens_of_one_step_share_its_time(make_bench: MakeBench) -> None:
+    """None of them came at once with the one before: a step gave them all."""
+    bench = make_bench(proposers=(Oracle(ANSWER),)).serve(1)
+    bench.say(submit(max_tokens=5))
+    for _ in range(2):
+        bench.now += 0.2
+        bench.verify({1: ANSWER})
+    assert bench.sequence().reason == "length"
+    assert spread(bench, "between_tokens_s") == (4, pytest.approx(0.2))
+    assert [count for count in stats(bench)["histograms"]["between_tokens_s"]["counts"] if count] == [4]
 
 
 def test_a_prompt_counts_with_what_was_found_of_it(serving: Bench) -> None:

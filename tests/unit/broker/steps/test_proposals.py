@@ -12,6 +12,7 @@ from swarm.broker.actions import WriteTokens
 from swarm.broker.events import StepFinished
 from swarm.broker.speculation.proposer import ProposerName
 from swarm.broker.state import Sequence
+from swarm.broker.state.moves import DecodeLoad
 from swarm.wire.messages import BLOCK, Finished, ProposedTail, Sampled, SequencePosition, Step, Tokens
 from tests.unit.broker.bench import Bench, row, said, scheduling, settings, steps, submit, verified
 
@@ -76,6 +77,44 @@ def test_refused_tokens_are_truncated_by_the_next_step(make_bench, num_right: in
     assert after.tokens[0] == ANSWER[1 + num_right]
     counters = bench.state.counters
     assert (counters["proposed_tokens"], counters["accepted_tokens"]) == (3, num_right)
+
+
+def test_refused_tokens_are_no_throughput(make_bench) -> None:
+    """Whether three of four positions are accepted or none: the rate counts what the answer gains."""
+    rates = []
+    for script in (ANSWER, [40, *[9] * 19]):
+        bench = make_bench(proposers=(Oracle(script),)).serve(1)
+        bench.say(submit(max_tokens=9))
+        while bench.pipe:
+            bench.now += 0.1
+            bench.verify({1: ANSWER})
+        rates.append(bench.state.costs.tokens_per_s)
+    # a prompt of 3; then 4 + 4 tokens, or one in each of 8 steps
+    assert rates == [pytest.approx(11 / 0.3, rel=0.05), pytest.approx(11 / 0.9, rel=0.1)]
+
+
+def test_steps_with_proposals_measure_a_plan(make_bench) -> None:
+    """By rows: how many guesses are right depends on the text, not on the plan."""
+    bench = make_bench(proposers=(Oracle(ANSWER * 20),)).serve(1)
+    bench.say(submit(max_tokens=200))
+    while bench.pipe:
+        bench.now += 0.1
+        bench.verify({1: ANSWER * 20})
+    assert bench.state.moves.rates.rows_per_s() == {DecodeLoad(1, 2): pytest.approx(10.0)}
+
+
+def test_proposals_keep_a_step_within_its_target(make_bench) -> None:
+    """A position takes 10 ms: a step of four is allowed within 45 ms, and none with proposals within 5 ms."""
+    sizes = []
+    for target_s in (0.0, 0.045, 0.005):
+        bench = make_bench(scheduling(step_target_s=target_s), proposers=(Oracle(ANSWER, num_tokens=9),)).serve(1)
+        bench.say(submit(num_prompt=1, max_tokens=20))
+        sizes.append([])
+        while bench.sequence().reason is None:
+            sizes[-1].append(len(bench.pipe[0].tokens))
+            bench.now += 0.01 * sizes[-1][-1]
+            bench.verify({1: ANSWER})
+    assert sizes == [[1, 10, 9], [1, 4, 4, 4, 4, 3], [1] * 20]
 
 
 def test_a_step_without_a_guess_says_nothing_of_proposals(make_bench) -> None:
@@ -344,3 +383,15 @@ def test_a_deadline_that_accepted_guesses_can_meet_is_not_given_up(make_bench) -
     assert bench.sequence("never").reason == "failed"
     bench.say(submit("soon", max_tokens=8, ignore_eos=True, deadline_s=4.0))
     assert bench.sequence("soon").reason is None
+
+
+def test_a_step_that_gave_many_tokens_long_ago_promises_nothing(make_bench) -> None:
+    """Since then, guesses were wrong: an answer takes a step for each token."""
+    script = [*ANSWER[:5], *[9] * 300]
+    bench = make_bench(proposers=(Oracle(script),)).serve(1)
+    bench.say(submit("first", max_tokens=240))
+    while bench.pipe:
+        bench.tick(1.0)
+        bench.verify({1: ANSWER * 20})
+    bench.say(submit("late", max_tokens=8, ignore_eos=True, deadline_s=4.0))
+    assert bench.sequence("late").reason == "failed"
