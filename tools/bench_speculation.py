@@ -36,6 +36,7 @@ from bench_lib import (
     BenchError,
     Row,
     note,
+    numbers,
     report,
     run,
     table,
@@ -194,8 +195,10 @@ async def compared(case: Case, swarms: Mapping[str, tuple[Processes, str]], roun
             raise BenchError(f"{case.title}: tokens differ with speculation {way}")
         expected = tokens
         pending.discard(name)
+        rate = len(rates) / sum(1 / rate for rate in rates)
+        note(f"{name}: {rate:.1f} tok/s")
         if counts:
-            samples[name].append(len(rates) / sum(1 / rate for rate in rates))
+            samples[name].append(rate)
             if way == ON:
                 for key, value in after.items():
                     totals[key] = totals.get(key, 0) + value - before[key]
@@ -289,7 +292,7 @@ def make_cases(arguments: argparse.Namespace) -> list[Case]:
         chosen.append(Case("draft", 1, model, partial(random_prompts, 4096), options, draft=draft))
     if "hosts" in arguments.cases:
         chosen.append(Case("hosts", 1, copier(folder, 2048, 16), edits, drawn))
-    return chosen
+    return [case for case in chosen if not arguments.sequences or case.sequences in arguments.sequences]
 
 
 async def measure(arguments: argparse.Namespace, cases: list[Case]) -> tuple[list[Row], dict[str, object]]:
@@ -332,6 +335,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="that count; one more warms up")
     parser.add_argument("--repeats", type=int, default=4, help="requests of a turn, one after the other, of 1 sequence")
     parser.add_argument("--new-tokens", type=int, default=200, help="at most, per answer")
+    parser.add_argument("--sequences", type=numbers, metavar="N,N", help="only the cases of these numbers of sequences")
     parser.add_argument("--json", action="store_true", help="print JSON, with every sample")
     arguments = parser.parse_args()
     if unknown := set(arguments.cases) - set(ALL):
