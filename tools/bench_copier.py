@@ -5,7 +5,7 @@
 
 Its answers are like those of a large model that edits code or quotes from its prompt: mostly copies, in which a few
 tokens differ. ``quote_prompt`` writes a prompt: a passage, and the first tokens of a quotation from it. Drawn at
-temperature 1, about one token in fifty differs from the passage.
+temperature 1, about one token in 25 is not the most probable one.
 
 Nothing is trained. The weights of two layers are an induction head [1]: in the first layer, seven heads copy the tokens
 before each position to it; in the second one, eight heads look for positions with the same tokens before them, and copy
@@ -34,9 +34,9 @@ THETA = 1e8  # of the rotary embedding: its slow half hardly turns within a prom
 SLOW = torch.tensor([index for index in range(HEAD) if index % (HEAD // 2) >= HEAD // 4])
 CONSTANT = 8.0  # value of the last coordinate of every hidden state
 SHARPNESS = 20.0  # of the heads that copy the tokens before a position
-MATCH_SHARPNESS = 0.8  # of those that compare
+MATCH_SHARPNESS = 0.8  # of the heads that compare
 MATCH_WEIGHTS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4)  # squares; the newest token first
-LOGIT = 0.1  # per equal value of the codes: at temperature 1, the copied token has a probability of about 0.98
+LOGIT = 0.1  # per equal value of the codes: at temperature 1, the copied token has a probability of about 0.96
 
 
 def copying_model(hidden: int, layers: int, seed: int = 20) -> LlamaForCausalLM:
@@ -94,7 +94,7 @@ def _norm(num_codes: int, hidden: int) -> float:
 
 
 def sources(*folders: str) -> list[str]:
-    """Return the Python files of these folders of the repository."""
+    """Return the texts of the Python files in folders of the repository."""
     return [path.read_text() for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 

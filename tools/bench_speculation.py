@@ -2,7 +2,8 @@
 """Measure what speculation brings: the same requests without and with it, in turns, in one swarm.
 
     edits        a model quotes code of its prompt with small changes (``bench_copier.py``), as in edits or extraction
-    stories      ordinary text of the embedded demo model: the ends of different stories, drawn at temperature 0.8
+    stories      ordinary text of the embedded demo model: the ends of different stories, drawn at temperature 0.8,
+                 after 150 earlier ones of the same tenant
     unguessable  tokens drawn at temperature 1 from a model of random weights
     json         an object under a schema, from the demo model
     draft        a draft model a tenth the size of the model (``draft_pair.py``), which agrees about most tokens
@@ -89,6 +90,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     draft: Path | None = None
+    num_earlier: int = 0  # answers that the swarm has given before, with speculation
 
     @property
     def title(self) -> str:
@@ -179,6 +181,9 @@ async def compared(case: Case, swarms: Mapping[str, tuple[Processes, str]], roun
     expected: list[list[int]] = []
     pending: set[str] = set()
     prompts: list[list[int]] = []
+    if case.num_earlier:
+        swarm, _ = swarms[ON]
+        await answers(swarm, case, case.prompts(rng, case.num_earlier), ON)
     for name, counts in turns(swarms, rounds):
         if not pending:
             pending, expected = set(swarms), []
@@ -278,7 +283,7 @@ def make_cases(arguments: argparse.Namespace) -> list[Case]:
         chosen += [Case("edits", count, model, edits, drawn) for count in (1, 4)]
     if "stories" in arguments.cases:
         options = {"max_tokens": new, "temperature": 0.8}
-        chosen.append(Case("stories", 1, SHIPPED, partial(story_prompts, tokenizer, set()), options))
+        chosen.append(Case("stories", 1, SHIPPED, partial(story_prompts, tokenizer, set()), options, num_earlier=150))
     if "unguessable" in arguments.cases:
         options = {"max_tokens": new, "temperature": 1.0, "ignore_eos": True}
         model = random_model(folder, "200m")

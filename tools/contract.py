@@ -2,7 +2,7 @@
 """Compare a hundred thousand answers in a crowd with the same requests alone, to the last bit of their logprobs.
 
 A broker and workers (real processes) with a small model of random weights and little room for keys and values. First
-every distinct request is asked alone, one after the other. Then they are asked at random, many at once, while the
+every distinct request is asked alone, one after the other. Then they are asked at random, many concurrently, while the
 crowd around them changes all the time: prompts begin alike (prefix hits), come in chunks, sequences give way for want
 of room, and every now and then a worker is killed and another one started, so that layers move and are replayed.
 
@@ -167,7 +167,7 @@ async def ask(client: AsyncClient, request: Request, **more: Any) -> Answer:
 
 @dataclass
 class Contract:
-    """The crowd: who is compared with what, and who dies."""
+    """A crowd of requests, their reference answers, and the deaths of workers meanwhile."""
 
     swarm: Swarm
     client: AsyncClient
@@ -228,7 +228,7 @@ class Contract:
 
 
 async def least_mib(swarm: Processes) -> int:
-    """Find the least memory with which a worker would start, as it says itself."""
+    """Return the least memory with which a worker starts, from its own error."""
     swarm.start_worker("absurd", "--memory-limit", "100MiB")
     await asyncio.to_thread(swarm.workers.pop("absurd").wait, 60)
     found = re.search(r"the minimum is (\d+) MiB", swarm.log("absurd"))
