@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Measure what speculation brings: the same requests without and with it, in turns, in one swarm.
 
-    edits        a model edits code and quotes lines of it (``bench_copier.py``): mostly copies of the prompt
-    stories      ordinary text of the embedded demo model: the ends of different stories, drawn at temperature 0.8
+    edits        a model quotes code of its prompt with small changes (``bench_copier.py``), as in edits or extraction
+    stories      ordinary text of the embedded demo model: the ends of different stories, drawn at temperature 0.8,
+                 after 150 earlier ones of the same tenant
     unguessable  tokens drawn at temperature 1 from a model of random weights
     json         an object under a schema, from the demo model
     draft        a draft model a tenth the size of the model (``draft_pair.py``), which agrees about most tokens
@@ -36,7 +37,7 @@ from bench_lib import (
     BenchError,
     Row,
     note,
-    random_prompt,
+    numbers,
     report,
     run,
     table,
@@ -89,6 +90,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     draft: Path | None = None
+    num_earlier: int = 0  # answers that the swarm has given before, with speculation
 
     @property
     def title(self) -> str:
@@ -126,17 +128,13 @@ class Served(Swarm):
 # --- the work ---------------------------------------------------------------------------------------------------------
 
 
-def edit_prompts(tokenizer: PreTrainedTokenizerFast, texts: list[str], rng: Random, count: int) -> list[list[int]]:
-    """Return tasks whose answers are at least as long as ``--new-tokens`` may be: the model goes on after the end."""
-    from bench_copier import task  # noqa: PLC0415 (torch is slow to load)
+def quote_prompts(
+    tokenizer: PreTrainedTokenizerFast, texts: list[str], length: int, rng: Random, count: int
+) -> list[list[int]]:
+    """Return prompts whose answers quote from them."""
+    from bench_copier import quote_prompt  # noqa: PLC0415 (torch is slow to load)
 
-    prompts: list[list[int]] = []
-    while len(prompts) < count:
-        prompt, answer = task(rng, texts)
-        tokens = [int(token) for token in tokenizer.encode(prompt)]
-        if len(tokenizer.encode(answer)) >= 100 and len(tokens) <= 260:
-            prompts.append(tokens)
-    return prompts
+    return [quote_prompt(rng, texts, tokenizer, length) for _ in range(count)]
 
 
 def story_prompts(tokenizer: PreTrainedTokenizerFast, written: set[str], rng: Random, count: int) -> list[list[int]]:
@@ -153,8 +151,8 @@ def story_prompts(tokenizer: PreTrainedTokenizerFast, written: set[str], rng: Ra
     return prompts
 
 
-def random_prompts(vocabulary: int, _: Random, count: int) -> list[list[int]]:
-    return [random_prompt(24, vocabulary) for _ in range(count)]
+def random_prompts(vocabulary: int, rng: Random, count: int) -> list[list[int]]:
+    return [[rng.randrange(3, vocabulary) for _ in range(24)] for _ in range(count)]
 
 
 async def answers(swarm: Processes, case: Case, prompts: list[list[int]], way: str) -> tuple[list[list[int]], float]:
@@ -183,6 +181,9 @@ async def compared(case: Case, swarms: Mapping[str, tuple[Processes, str]], roun
     expected: list[list[int]] = []
     pending: set[str] = set()
     prompts: list[list[int]] = []
+    if case.num_earlier:
+        swarm, _ = swarms[ON]
+        await answers(swarm, case, case.prompts(rng, case.num_earlier), ON)
     for name, counts in turns(swarms, rounds):
         if not pending:
             pending, expected = set(swarms), []
@@ -199,8 +200,10 @@ async def compared(case: Case, swarms: Mapping[str, tuple[Processes, str]], roun
             raise BenchError(f"{case.title}: tokens differ with speculation {way}")
         expected = tokens
         pending.discard(name)
+        rate = len(rates) / sum(1 / rate for rate in rates)
+        note(f"{name}: {rate:.1f} tok/s")
         if counts:
-            samples[name].append(len(rates) / sum(1 / rate for rate in rates))
+            samples[name].append(rate)
             if way == ON:
                 for key, value in after.items():
                     totals[key] = totals.get(key, 0) + value - before[key]
@@ -242,16 +245,12 @@ async def on_hosts(case: Case, rounds: int, repeats: int) -> Measured:
 
 
 def copier(folder: Path, hidden: int, layers: int) -> Path:
-    """Return the folder of the model that edits code, in matrices of this size. It is trained if need be."""
-    small, wide = folder / "copier", folder / f"copier-{hidden}-{layers}"
-    tool = [sys.executable, str(TOOLS / "bench_copier.py")]
-    if not (small / "model.safetensors").is_file():
-        note("training the model that edits code …")
-        subprocess.run([*tool, str(small)], check=True)
-    if not (wide / "model.safetensors").is_file():
+    """Return the folder of the model that copies, in matrices of this size."""
+    path = folder / f"copier-{hidden}-{layers}"
+    if not (path / "model.safetensors").is_file():
         size = ["--hidden", str(hidden), "--layers", str(layers)]
-        subprocess.run([*tool, str(wide), "--trained", str(small), *size], check=True)
-    return wide
+        subprocess.run([sys.executable, str(TOOLS / "bench_copier.py"), str(path), *size], check=True)
+    return path
 
 
 def random_model(folder: Path, shape: str) -> Path:
@@ -277,13 +276,14 @@ def make_cases(arguments: argparse.Namespace) -> list[Case]:
     if {"edits", "hosts"} & set(arguments.cases):
         from bench_copier import sources  # noqa: PLC0415 (torch is slow to load)
 
-        edits = partial(edit_prompts, tokenizer, sources("tools", "tests"))
+        edits = partial(quote_prompts, tokenizer, sources("tools", "tests"), new)
+        drawn = {"max_tokens": new, "temperature": 1.0, "ignore_eos": True}
     if "edits" in arguments.cases:
         model = copier(folder, 1024, 12)
-        chosen += [Case("edits", count, model, edits, {"max_tokens": new}) for count in (1, 4)]
+        chosen += [Case("edits", count, model, edits, drawn) for count in (1, 4)]
     if "stories" in arguments.cases:
         options = {"max_tokens": new, "temperature": 0.8}
-        chosen.append(Case("stories", 1, SHIPPED, partial(story_prompts, tokenizer, set()), options))
+        chosen.append(Case("stories", 1, SHIPPED, partial(story_prompts, tokenizer, set()), options, num_earlier=150))
     if "unguessable" in arguments.cases:
         options = {"max_tokens": new, "temperature": 1.0, "ignore_eos": True}
         model = random_model(folder, "200m")
@@ -296,8 +296,8 @@ def make_cases(arguments: argparse.Namespace) -> list[Case]:
         options = {"max_tokens": new, "ignore_eos": True}
         chosen.append(Case("draft", 1, model, partial(random_prompts, 4096), options, draft=draft))
     if "hosts" in arguments.cases:
-        chosen.append(Case("hosts", 1, copier(folder, 2048, 16), edits, {"max_tokens": new}))
-    return chosen
+        chosen.append(Case("hosts", 1, copier(folder, 2048, 16), edits, drawn))
+    return [case for case in chosen if not arguments.sequences or case.sequences in arguments.sequences]
 
 
 async def measure(arguments: argparse.Namespace, cases: list[Case]) -> tuple[list[Row], dict[str, object]]:
@@ -340,6 +340,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="that count; one more warms up")
     parser.add_argument("--repeats", type=int, default=4, help="requests of a turn, one after the other, of 1 sequence")
     parser.add_argument("--new-tokens", type=int, default=200, help="at most, per answer")
+    parser.add_argument("--sequences", type=numbers, metavar="N,N", help="only the cases of these numbers of sequences")
     parser.add_argument("--json", action="store_true", help="print JSON, with every sample")
     arguments = parser.parse_args()
     if unknown := set(arguments.cases) - set(ALL):

@@ -2,7 +2,7 @@
 """Compare a hundred thousand answers in a crowd with the same requests alone, to the last bit of their logprobs.
 
 A broker and workers (real processes) with a small model of random weights and little room for keys and values. First
-every distinct request is asked alone, one after the other. Then they are asked at random, many at once, while the
+every distinct request is asked alone, one after the other. Then they are asked at random, many concurrently, while the
 crowd around them changes all the time: prompts begin alike (prefix hits), come in chunks, sequences give way for want
 of room, and every now and then a worker is killed and another one started, so that layers move and are replayed.
 
@@ -10,10 +10,12 @@ of room, and every now and then a worker is killed and another one started, so t
     tools/contract.py --requests 2000 --architecture qwen3_moe --dtype float32
     tools/contract.py --weights int4 --activations int8              # of four bits, and rows of eight
     tools/contract.py --speculation suffix                           # the crowd with proposals, alone without
+    tools/contract.py --speculation draft                            # the proposals of a draft model
 
 With ``--speculation``, the crowd's steps carry proposed tokens and those of the reference do not. The model then has a
 tokenizer, and requests repeat themselves, so that tokens can be guessed: greedy, drawn, with several continuations,
-penalties, biases, stop strings, stop tokens and grammars.
+penalties, biases, stop strings, stop tokens and grammars. The draft model is the first layers of the model, whose later
+layers then add little, so that both agree about a part of the tokens.
 
 Prints the pairs that were compared and how many differed; exit code 1 if any did.
 """
@@ -23,6 +25,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import random
 import re
 import shutil
@@ -37,6 +40,7 @@ from typing import Any
 
 import torch
 from bench_lib import processor
+from draft_pair import first_layers, later_outputs
 from transformers import AutoConfig
 
 import swarm.demo
@@ -79,6 +83,8 @@ GRAMMARS = (
     Grammar("regex", r"(yes|no)( and (yes|no)){3,9}\."),
     Grammar("ebnf", 'root ::= pair{4}\npair ::= "<entry>" [0-9]{2} "</entry>"\n'),
 )
+DRAFT_LAYERS = 2
+DRAFT_SCALE = 0.2  # of what the layers behind the draft model's add
 TEXTS = ("Once upon a time there was a little dog. ", "The dog saw the cat. The cat saw the dog. ", "1 2 3 4 5 6 7 8 ")
 PATIENCE_S = 300.0
 SAY_EVERY_S = 20.0
@@ -161,7 +167,7 @@ async def ask(client: AsyncClient, request: Request, **more: Any) -> Answer:
 
 @dataclass
 class Contract:
-    """The crowd: who is compared with what, and who dies."""
+    """A crowd of requests, their reference answers, and the deaths of workers meanwhile."""
 
     swarm: Swarm
     client: AsyncClient
@@ -169,7 +175,9 @@ class Contract:
     alone: list[Answer]
     limit: str
     seed: int
-    compared: int = 0
+    until: float = math.inf  # time after which nothing more is asked
+    compared: int = 0  # complete answers
+    quarantined: int = 0  # requests without an answer: three workers died while they ran, as documented
     deaths: int = 0
     different: list[str] = field(default_factory=list)
 
@@ -189,11 +197,15 @@ class Contract:
 
     async def _ask(self, chance: random.Random, left: Any) -> None:
         for _ in left:
+            if time.monotonic() >= self.until:
+                return
             index = chance.randrange(len(self.requests))
             try:
                 found = await ask(self.client, self.requests[index])
             except ClientError as error:
-                if "quarantined" not in str(error):  # it was near three deaths: promised
+                if "quarantined" in str(error):
+                    self.quarantined += 1
+                else:
                     self.different.append(f"request {index} failed: {error}")
                 continue
             self.compared += 1
@@ -216,7 +228,7 @@ class Contract:
 
 
 async def least_mib(swarm: Processes) -> int:
-    """Find the least memory with which a worker would start, as it says itself."""
+    """Return the least memory with which a worker starts, from its own error."""
     swarm.start_worker("absurd", "--memory-limit", "100MiB")
     await asyncio.to_thread(swarm.workers.pop("absurd").wait, 60)
     found = re.search(r"the minimum is (\d+) MiB", swarm.log("absurd"))
@@ -225,14 +237,22 @@ async def least_mib(swarm: Processes) -> int:
     return int(found[1])
 
 
-def write_model(folder: Path, architecture: str, dtype: str, *, has_tokenizer: bool = False) -> None:
-    """Write a model of random weights, perhaps with the demo model's tokenizer."""
+def write_model(
+    folder: Path, architecture: str, dtype: str, *, has_tokenizer: bool = False, draft: Path | None = None
+) -> None:
+    """Write a model of random weights, perhaps with the demo model's tokenizer, and perhaps its draft model."""
     shape = SHAPE | ARCHITECTURES[architecture] | {"head_dim": 64}
     if has_tokenizer:
         shape |= {"vocab_size": DEMO_VOCABULARY, "bos_token_id": 0, "eos_token_id": 1}
-    random_model(AutoConfig.for_model(architecture, **shape), getattr(torch, dtype)).save_pretrained(folder)
-    for name in TOKENIZER_FILES if has_tokenizer else ():
-        shutil.copyfile(DEMO / name, folder / name)
+    model = random_model(AutoConfig.for_model(architecture, **shape), getattr(torch, dtype))
+    if draft is not None:
+        for weight in later_outputs(model, DRAFT_LAYERS):
+            weight.mul_(DRAFT_SCALE)
+        first_layers(model, DRAFT_LAYERS).save_pretrained(draft)
+    model.save_pretrained(folder)
+    for path in (folder, draft) if draft is not None else (folder,):
+        for name in TOKENIZER_FILES if has_tokenizer else ():
+            shutil.copyfile(DEMO / name, path / name)
 
 
 @asynccontextmanager
@@ -244,6 +264,8 @@ async def serving(model: Path, folder: Path, options: argparse.Namespace) -> Asy
         "SWARM_WORKER__ACTIVATIONS": options.activations,
         "SWARM_BROKER__SPECULATION": options.speculation,
     }
+    if options.speculation == "draft":
+        environment["SWARM_BROKER__DRAFT"] = str(folder / "draft")
     with Zygote(model) as zygote, Swarm(model, folder, zygote, environment) as swarm:
         swarm.start_broker(options.workers)
         limit = f"{await least_mib(swarm) + MORE_MIB}MiB"
@@ -266,7 +288,7 @@ async def contract(model: Path, folder: Path, options: argparse.Namespace) -> di
         before = figures(await client.query("stats"))
         alone_s, began = time.monotonic() - began, time.monotonic()
         kernels = {row["kernels"] for row in (await client.query("plan"))["stages"]}  # type: ignore[union-attr]
-        crowd = Contract(swarm, client, requests, alone, limit, options.seed)
+        crowd = Contract(swarm, client, requests, alone, limit, options.seed, began + (options.seconds or math.inf))
         await crowd.run(options.requests, options.at_once, options.kill_every)
         stats = await client.query("stats")
         after = figures(stats)
@@ -277,6 +299,7 @@ async def contract(model: Path, folder: Path, options: argparse.Namespace) -> di
             "activations": options.activations,
             "kernels": sorted(kernels),
             "compared": crowd.compared,
+            "quarantined": crowd.quarantined,
             "differ": len(crowd.different),
             "first": crowd.different[:3],
             "at_once": options.at_once,
@@ -303,6 +326,7 @@ def figures(stats: Any) -> dict[str, int]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=100_000, help="pairs (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.0, help="of the crowd; then fewer pairs (default: no limit)")
     parser.add_argument("--distinct", type=int, default=1500, help="requests asked alone (default: %(default)s)")
     parser.add_argument("--at-once", type=int, default=64, help="(default: %(default)s)")
     parser.add_argument("--workers", type=int, default=3, help="(default: %(default)s)")
@@ -311,14 +335,19 @@ def main() -> int:
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--weights", choices=("auto", "int8", "int4"), default="auto")
     parser.add_argument("--activations", choices=("auto", "int8"), default="auto", help="with quantized weights")
-    parser.add_argument("--speculation", choices=("off", "auto", "suffix"), default="off", help="of the crowd's steps")
+    parser.add_argument(
+        "--speculation", choices=("off", "auto", "suffix", "draft"), default="off", help="of the crowd's steps"
+    )
     parser.add_argument("--demo", action="store_true", help="the demo model instead of one with random weights")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    if options.speculation == "draft" and (options.demo or options.architecture != "llama"):
+        parser.error("a draft model is written for the architecture llama only, and none for --demo")
     folder = Path(tempfile.mkdtemp(prefix="swarm-contract-"))
     model = DEMO if options.demo else folder / "model"
     if not options.demo:
-        write_model(model, options.architecture, options.dtype, has_tokenizer=options.speculation != "off")
+        draft = folder / "draft" if options.speculation == "draft" else None
+        write_model(model, options.architecture, options.dtype, has_tokenizer=options.speculation != "off", draft=draft)
     result = asyncio.run(contract(model, folder, options))
     print(json.dumps(result, indent=1))
     if options.speculation != "off" and (result["proposed_alone"] or not result["accepted"]):

@@ -3,11 +3,11 @@
 A proposed token is worth the probability that it is accepted, which takes that all before it are. It costs the time
 that one more position adds to the step. The control chooses the tokens for which the step yields the most tokens per
 second: it takes them by falling probability as long as the expected rate of the whole step grows. Where positions cost
-nothing, as on a slow link, it takes all; where a step is full, it takes those that are nearly certain. Proposals of the
+nothing, as on a slow link, it takes all; where a step is full, it takes nearly certain tokens only. Proposals of the
 grammar and of a draft model are made whole: the former are certain, and the latter end where the next token is not
 worth the draft model's time.
 
-*Probabilities* are moving averages by proposer and strength, an integer by which a proposer tells its certain guesses
+*Probabilities* are moving averages by proposer and strength, an integer that separates a proposer's certain guesses
 from doubtful ones. Each accepted token raises the strength of the next one, as it lengthens the match. A sequence
 begins with the averages of all and moves to its own.
 
@@ -89,7 +89,7 @@ class _Shared:
 
 @dataclass(slots=True)
 class _Control:
-    """What is known about one sequence."""
+    """Acceptance and rest of one sequence."""
 
     averages: dict[tuple[str, int], _Average] = field(default_factory=dict)  # by proposer and strength
     usual: _Average = field(default_factory=_Average)  # accepted tokens against those of all sequences on average

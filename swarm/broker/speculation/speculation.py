@@ -172,7 +172,7 @@ class Speculation:
         self._waits.pop(sequence, None)
 
     def forget_inactive(self, sequences: Iterable[Sequence] | None = None) -> None:
-        """Drop what is kept for sequences that have ended or left the stages: of these, or of all."""
+        """Drop what is kept for sequences that have ended or left the stages, among these or all."""
         among = self._tracked.values() if sequences is None else sequences
         for sequence in [s.id for s in among if s.state is not SequenceState.RUNNING]:
             if self._tracked.pop(sequence, None) is None:

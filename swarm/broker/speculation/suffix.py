@@ -3,6 +3,9 @@
 The lookup covers the sequence's own prompt and answer, and recent answers of the same tenant. It never covers text of
 another tenant: how fast an answer arrives would otherwise reveal what others have asked.
 
+Where one token differs from the text that was matched, as in an edit, the next three suffixes did not occur before. The
+proposals then go on behind that token of the text, with strength 0.
+
 Every index is a hash chain, as in deflate: a table from the hash of three tokens to their last position, and for every
 position the previous one with the same hash; a match is then extended backwards. Measured on this machine, a position
 takes 0.4 µs and at most 160 bytes, against 3.0 µs and 460 bytes and more in a suffix automaton, which also cannot
@@ -157,14 +160,25 @@ class _RecentAnswers:
 
 @dataclass(slots=True)
 class _Running:
-    """Index of a running sequence, and the strength of its last proposal."""
+    """Index of a running sequence, its last match, and the strength of its last proposal."""
 
     sequence: Sequence
     chains: ChainIndex = field(init=False)
     strength: int = 0
+    matched: list[int] = field(default_factory=list)  # text of the last match
+    shift: int = 0  # from a position of the sequence to the same one in that text
 
     def __post_init__(self) -> None:
         self.chains = ChainIndex(self.sequence.tokens)
+
+    def is_aligned(self) -> bool:
+        """Whether the newest tokens are those of the last match but for one."""
+        tokens = self.sequence.tokens
+        end = len(tokens) + self.shift
+        if end < MIN_MATCH or end > len(self.matched):
+            return False
+        newest = zip(tokens[-MIN_MATCH:], self.matched[end - MIN_MATCH : end], strict=True)
+        return sum(token != matched for token, matched in newest) <= 1
 
 
 class SuffixProposer:
@@ -203,7 +217,9 @@ class SuffixProposer:
                 if match.length > best.length:
                     best, text, period = match, index.text, 0
         if not best.length:
-            return ()
+            running.strength = 0
+            return continuation(running.matched, len(tokens) - 1 + running.shift, most) if running.is_aligned() else ()
+        running.matched, running.shift = text, best.position - len(tokens) + 1
         running.strength = 2 * best.length.bit_length() - (2 - best.is_unanimous)
         return continuation(text, best.position, most, period)
 

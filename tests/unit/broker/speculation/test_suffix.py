@@ -64,6 +64,27 @@ def test_a_loop_is_continued_beyond_the_end_of_the_text() -> None:
     assert SuffixProposer().propose(running([9, 1, 2, 3, 1, 2, 3, 1, 2, 3]), 8) == (1, 2, 3, 1, 2, 3, 1, 2)
 
 
+def test_a_proposal_goes_on_behind_a_token_that_differs_from_the_matched_text() -> None:
+    proposer = SuffixProposer()
+    sequence = running([1, 2, 3, 4, 5, 6, 7, 8, 9, 50, 1, 2, 3])
+    assert proposer.propose(sequence, 4) == (4, 5, 6, 7)
+    sequence.tokens += [4, 60]  # in place of 5
+    assert proposer.propose(sequence, 4) == (6, 7, 8, 9)
+    assert proposer.strength(1) == 0
+    sequence.tokens += [6, 7]
+    assert proposer.propose(sequence, 2) == (8, 9)
+
+
+def test_a_second_token_that_differs_ends_it() -> None:
+    proposer = SuffixProposer()
+    sequence = running([1, 2, 3, 4, 5, 6, 7, 8, 9, 50, 1, 2, 3])
+    proposer.propose(sequence, 4)
+    sequence.tokens += [4, 60, 61]
+    assert proposer.propose(sequence, 4) == ()
+    del sequence.tokens[12:]  # cut by a stop string
+    assert proposer.propose(sequence, 4) == ()
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_a_match_is_the_longest_of_all_while_there_are_few_candidates(seed: int) -> None:
     chance = random.Random(seed)
