@@ -340,6 +340,14 @@ MUTANTS = (
         caught_by="tests/unit/stage/test_shared_prefixes.py::test_other_tokens_share_nothing",
     ),
     Mutant(
+        name="replayed-pages-stay-twice",
+        breaks="What a replay writes over shared pages stays in memory beside them.",
+        target="swarm.stage.attention.arena:KvArena.end_replay",
+        old="held.mappings.map_again(row.start, row.start + row.count)",
+        new="pass",
+        caught_by="tests/model/test_sharing.py::test_a_replay_over_shared_pages_takes_no_memory",
+    ),
+    Mutant(
         name="replay-ends-sharing",
         breaks="A replay gives a sequence pages of its own.",
         target="swarm.stage.attention.arena:KvArena.mark_used",
