@@ -230,6 +230,7 @@ class StageCore:
                 self.membership.on_connected(now)
             case StageTick(kv_free_bytes):
                 self._tick(kv_free_bytes, now)
+        self.epochs.share_prefixes()
         self._start_work(now)
         actions = [self._stamp_lineage(action) for action in self._actions]
         self._actions.clear()

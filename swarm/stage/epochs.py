@@ -283,6 +283,11 @@ class EpochManager:
         )
         self._report_activated(order.epoch)
 
+    def share_prefixes(self) -> None:
+        """Share the prefixes of the plan in force that can be shared by now."""
+        if self.active is not None and self.layers is not None:
+            self.store.prefixes.apply_all(self.layers)
+
     def _report_activated(self, epoch: int) -> None:
         activated = Activated(
             epoch=epoch,

@@ -233,6 +233,7 @@ class SequenceStore:
             self._retire(cut)
         for sequence in step.release:
             self.release(sequence)
+        self.prefixes.forget(step.release)
         for item in step.open:
             problem = self._open(item, layers, may_share=item.sequence not in (step.unshared or ()))
             if problem is not None:

@@ -99,7 +99,7 @@ def test_a_prefix_takes_memory_once() -> None:
     assert _proportional_kib(arena) - before < 2 * per_sequence  # 29 copies would take fifteen times as much
 
 
-def _proportional_kib(arena: KvArena) -> int:
+def _proportional_kib(arena: KvArena, name_of_count: str = "Pss:") -> int:
     """Return the memory behind the arena's addresses only: what else this process does must not count."""
     ranges = [
         range(tensor.data_ptr(), tensor.data_ptr() + len(pages))
@@ -111,7 +111,7 @@ def _proportional_kib(arena: KvArena) -> int:
     with open("/proc/self/smaps") as lines:
         for line in lines:
             name, *rest = line.split()
-            if name == "Pss:":
+            if name == name_of_count:
                 total += int(rest[0]) if is_own else 0
             elif not name.endswith(":"):
                 start, stop = (int(address, 16) for address in name.split("-"))
@@ -338,6 +338,30 @@ def test_layers_that_are_new_are_computed_for_the_first_sequence_only() -> None:
     for sequence in (0, 3, 1, 2, 4, 5, 6, 7, 8):
         arena.release(sequence)
     assert arena.used == 0
+
+
+def test_a_replay_over_shared_pages_takes_no_memory() -> None:
+    """It writes what is there, in pages of its own; they are given back after each chunk."""
+    arena = KvArena(CPU)
+    shared_with(arena, 2)
+    before = [read(arena, sequence, 900 if sequence == 0 else 800) for sequence in range(3)]
+    kib = _proportional_kib(arena, "Anonymous:")
+    for start in range(0, 800, 200):
+        row = Row(0, start, 200, False)
+        arena.mark_used(row, is_replay=True)
+        for layer in range(LAYERS.first, LAYERS.stop):
+            region = arena.region(0, layer)
+            assert region is not None
+            region.write(start, *region.read(start, start + 200))
+        assert _proportional_kib(arena, "Anonymous:") > kib
+        arena.end_replay(row)
+        assert _proportional_kib(arena, "Anonymous:") == kib
+    assert all(
+        torch.equal(read(arena, s, len_), b) for s, len_, b in zip(range(3), (900, 800, 800), before, strict=True)
+    )
+    arena.release(1)
+    arena.release(2)
+    assert torch.equal(read(arena, 0, 900), before[0])
 
 
 def test_a_sequence_that_leads_others_can_share_itself() -> None:

@@ -360,6 +360,14 @@ class KvArena:
             self._shared.stop(row.sequence, held.mappings)
         self._mark_used(held, row.start + row.count)
 
+    def end_replay(self, row: Row) -> None:
+        """Free the pages that a replay has written over shared ones, which hold the same."""
+        held = self._sequences[row.sequence]
+        try:
+            held.mappings.map_again(row.start, row.start + row.count)
+        except OSError as error:
+            self._shared.keep_pages(held.mappings, error)
+
     def _mark_used(self, held: _StoredSequence, position: int) -> None:
         more = self._count_used(position) - held.used
         if more > 0:

@@ -92,6 +92,12 @@ class SlotMappings:
             for pages, stop in before:
                 pages.leave(stop)
 
+    def map_again(self, start: int, stop: int) -> None:
+        """Map the runs again between these positions, where the same content was written over them."""
+        for pages, end in self.runs:
+            if start < end and pages.start < stop:
+                pages.map_again(self.rack.buffers, self.slot, max(start, pages.start), min(stop, end))
+
     def copy_out(self) -> None:
         """Give the slot pages of its own. After an OSError, the runs not copied out are mapped as before."""
         while self.runs:

@@ -124,6 +124,15 @@ class SharedPages:
         for chunk in range((stop - self.start) // self.unit):
             self.num_slots[chunk] += 1
 
+    def map_again(self, buffers: Mapping[int, LayerBuffer], slot: int, start: int, stop: int) -> None:
+        """Map the chunks between these positions over a slot that holds them already, instead of what was written
+        there."""
+        first, last = (start - self.start) // self.unit, -(-(stop - self.start) // self.unit)
+        if first < last:
+            span = (self.start + first * self.unit, self.start + last * self.unit)
+            for address, num_bytes, offset in self._ranges(buffers, slot, *span):
+                self.file.map(address, num_bytes, offset)
+
     def copy_out(self, buffers: Mapping[int, LayerBuffer], slot: int, stop: int) -> None:
         """Give a slot pages of its own for the positions before ``stop``."""
         for address, num_bytes, _ in self._ranges(buffers, slot, self.start, stop):

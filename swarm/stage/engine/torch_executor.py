@@ -294,6 +294,8 @@ class TorchExecutor:
         except FenceRaised:
             self._counters.fenced += 1
             raise
+        for row in batch.rows if batch.through is not None else ():
+            self._arena.end_replay(row)
         computed_layers = clock.mark()
         hidden = None if stage.has_head or result is None else copy_to_array(result)
         computed = clock.mark()
