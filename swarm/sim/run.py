@@ -25,7 +25,7 @@ STALLED_S = 80.0
 RECOVERED_S = 12.0  # after the last fault: every worker is a member again, and a plan serves
 # the same for workers that sent numbers which are not finite, or failed: the broker readmits them after a pause
 PAUSED_S = 40.0
-PAUSED: frozenset[str] = frozenset({"poison", "compute_fails", "device_breaks", "request_fails", "kv_unshared"})
+PAUSED: frozenset[str] = frozenset({"poison", "compute_fails", "device_breaks", "request_fails"})
 CHECK_S = 0.1  # between two checks whether everything has ended
 SETTLE_S = 2.0
 UNSETTLED_S = 10.0  # limit of the wait for a plan that is being changed: released sequences are still stored meanwhile
@@ -165,14 +165,15 @@ def _revoke(cluster: Cluster, submit: Submit) -> None:
 
 def _play(world: World, cluster: Cluster, schedule: Schedule) -> None:
     quiet_from = schedule.quiet_from
-    may_pause = cluster.spill_disk is not None or any(fault.kind in PAUSED for fault in schedule.faults)
-    recover_by = quiet_from + (PAUSED_S if may_pause else RECOVERED_S)
+    may_pause = any(fault.kind in PAUSED for fault in schedule.faults)
     recovered, progress, progressed_at = False, 0.0, quiet_from
     look_at = quiet_from + CHECK_S
     while world.play_until(look_at, MAX_EVENTS):
         look_at += CHECK_S
         recovered |= cluster.has_recovered
-        if not recovered and world.now > recover_by:
+        # Disks are wrong after the last fault, too: a worker may be put out for its differences at any time.
+        may_pause |= any(worker.num_removals for worker in cluster.broker.core.state.workers.values())
+        if not recovered and world.now > quiet_from + (PAUSED_S if may_pause else RECOVERED_S):
             cluster.check_members()  # raises, and names what is missing
         if cluster.has_recovered and _all_ended(cluster, schedule):
             break

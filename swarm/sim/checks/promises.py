@@ -210,8 +210,10 @@ class PromiseCheck:
             if self._would_fit(sequence, state) and not _starts_from_sibling(sequence, state):
                 raise Violation(f"I8: sequence {sequence.id} is held everywhere up to {num_held}, and waits")
             return
-        if sequence.residency and shareable_positions(sequence, state.shared.unit):
-            return  # it waited until it could start from the prompt of another one
+        # Without room for all in full, continuations are sent back. They are admitted at the same moment if they can
+        # start from the prompt of another one, and what follows it is computed again.
+        if sequence.residency and (sequence.fork_of is not None or state.shared.inherited(sequence.id)):
+            return
         counts = min([sequence.kv, *(run.start for run in sequence.rebuilds)])
         if counts < num_held:
             raise Violation(f"I8: of sequence {sequence.id} {num_held} positions are held, {counts} count")
