@@ -46,7 +46,14 @@ from swarm.broker.journal.store import JournalLimits, JournalStore, Timestamp
 from swarm.broker.journal.writer import JournalFact, JournalWriter
 from swarm.broker.message_server import MessageServer
 from swarm.broker.process import descriptor_limit, num_descriptors, process_figures
-from swarm.broker.settings import Endpoints, has_draft, make_core_settings, make_plan_rules, make_proposers
+from swarm.broker.settings import (
+    Endpoints,
+    has_draft,
+    make_core_settings,
+    make_plan_rules,
+    make_proposers,
+    speculation_conflict,
+)
 from swarm.broker.speculation.depth import DepthControl
 from swarm.broker.state.journal_snapshot import JournalSnapshot, next_lineage
 from swarm.clock import Clock, SystemClock
@@ -128,6 +135,8 @@ class BrokerService:
         self._can_retry = asyncio.Event()
         self._stop = asyncio.Event()
         self._solver = PlanSolver(self._feed)
+        if conflict := speculation_conflict(settings):
+            log.warning("speculation_settings_unused", reason=conflict)
         self._draft = DraftProcess(draft_command(settings), self._feed) if has_draft(settings) else None
         self._route_tests: set[asyncio.Task[None]] = set()  # running tests of routes; bounded: each ends soon by itself
         self.exit_code = 0

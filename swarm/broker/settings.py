@@ -95,6 +95,22 @@ def has_draft(settings: Settings) -> bool:
     return settings.broker.draft is not None and settings.broker.speculation in ("auto", "draft")
 
 
+def speculation_conflict(settings: Settings) -> str:
+    """Return which settings of speculation contradict each other, and the remedy; empty if none do."""
+    mode, draft = settings.broker.speculation, settings.broker.draft
+    if draft is not None and not has_draft(settings):
+        return (
+            f'broker.draft = "{draft}" has no effect with broker.speculation = "{mode}": set that to "auto" or '
+            '"draft", or remove broker.draft'
+        )
+    if mode == "draft" and draft is None:
+        return (
+            'broker.speculation = "draft" guesses nothing without a draft model: set broker.draft, or set '
+            'broker.speculation to "auto"'
+        )
+    return ""
+
+
 def make_proposers(settings: Settings) -> list[Proposer]:
     """Return the proposers that compute in the broker's own process. The grammar's is always there."""
     return [SuffixProposer()] if settings.broker.speculation in ("auto", "suffix") else []

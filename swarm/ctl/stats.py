@@ -100,8 +100,18 @@ def render_stats(body: Body) -> RenderableType:
     rest = {key: value for key, value in body.items() if key not in ("pipeline", "stages", "histograms")}
     for key, value in rest.items():
         if isinstance(value, Mapping):
-            parts += [Text(key.replace("_", " ")), Padding(fields(value), (0, 0, 1, 2))]
+            shown = _without_positions(value) if key == "speculation" else value
+            parts += [Text(key.replace("_", " ")), Padding(fields(shown), (0, 0, 1, 2))]
     return Group(*parts, fields({key: value for key, value in rest.items() if not isinstance(value, Mapping)}))
+
+
+def _without_positions(speculation: Body) -> Body:
+    """Return the figures of proposers without their numbers by position, whose quotients are shown as
+    ``acceptance``."""
+    return {
+        name: {key: v for key, v in value.items() if key != "positions"} if isinstance(value, Mapping) else value
+        for name, value in speculation.items()
+    }
 
 
 def _render_histograms(histograms: Mapping[str, object]) -> RenderableType:

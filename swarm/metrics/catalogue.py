@@ -185,6 +185,19 @@ SPECULATION = (
         "proposer",
         *(ReportPath(f"stats.speculation.{each}.accepted", (each,)) for each in _PROPOSERS),
     ),
+    *(
+        MetricSpec(
+            f"swarm_{what}_tokens_at_total",
+            "counter",
+            text,
+            tuple(ReportPath(f"stats.speculation.{each}.positions.*.{what}", (each, "*")) for each in _PROPOSERS),
+            ("proposer", "position"),
+        )
+        for what, text in (
+            ("proposed", "Tokens that were guessed and verified, by proposer and position in the proposal"),
+            ("accepted", "Of these, tokens that were right, by proposer and position in the proposal"),
+        )
+    ),
     _histogram("accepted_length_tokens", "Accepted tokens of each proposal", "stats.histograms.accepted_tokens"),
     _counter("speculative_steps", "Steps that carried proposed tokens", "stats.pipeline.speculative_steps"),
 )

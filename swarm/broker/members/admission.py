@@ -200,7 +200,7 @@ class WorkerAdmission:
             self._out.append(SendToWorker(former.peer, Denied(reason=reason)))
             remember_bounded(self._state.replaced, former.incarnation, reason)
         if former.verdict is Verdict.FAILED and not former.is_revoked:
-            remember_bounded(self._state.evidence.replaced, former.incarnation, former.name)
+            self._state.evidence.record_replaced(former.incarnation, former.name)
         self._on_worker_lost(former, f"replaced by a new process (pid {hello.pid})", now)
         del self._state.workers[former.incarnation]
         self._state.routes.set_relay_only(former.incarnation, "")

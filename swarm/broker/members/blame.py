@@ -109,7 +109,7 @@ class StepFailureJudge:
         Two processes of one name whose steps fail in turn may replace each other during every test. Return whether it
         was such a test.
         """
-        name = self.state.evidence.replaced.pop(incarnation, None)
+        name = self.state.evidence.take_replaced(incarnation)
         if name is not None:
             self._record_test(name, problem)
         return name is not None

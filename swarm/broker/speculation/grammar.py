@@ -20,7 +20,8 @@ class _Forced(NamedTuple):
 
 
 class GrammarProposer:
-    """Proposes the tokens that the last stage has returned as forced after a sequence's newest token."""
+    """Proposes the tokens that the last stage has returned as forced, or what is left of them after a step that had
+    another proposal, or only their beginning."""
 
     name: ProposerName = "grammar"
 
@@ -32,9 +33,18 @@ class GrammarProposer:
         self._forced[sequence.id] = _Forced(sequence.sampled, tokens)
 
     def propose(self, sequence: Sequence, most: int) -> tuple[int, ...]:
-        """Return the forced tokens, once, if the sequence still ends where they begin."""
-        forced = self._forced.pop(sequence.id, None)
-        return forced.tokens[:most] if forced is not None and forced.position == sequence.sampled else ()
+        """Return the forced tokens that follow the sequence's newest token. They are dropped when the sequence has gone
+        on otherwise: it was cut, or its grammar has changed."""
+        forced = self._forced.get(sequence.id)
+        if forced is None:
+            return ()
+        num_drawn = sequence.sampled - forced.position
+        if 0 <= num_drawn < len(forced.tokens):
+            drawn = tuple(sequence.tokens[forced.position :])
+            if drawn == forced.tokens[:num_drawn]:
+                return forced.tokens[num_drawn : num_drawn + most]
+        del self._forced[sequence.id]
+        return ()
 
     def forget(self, sequence: int) -> None:
         """Drop the sequence's forced tokens."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from swarm.broker.state import Sequence
 
 ProposerName = Literal["suffix", "draft", "grammar"]
@@ -52,6 +54,14 @@ class AsyncProposer(Proposer, Protocol):
 
     def record(self, sequence: int, num_proposed: int, num_accepted: int) -> None:
         """Record how many tokens of the proposal that ``propose`` returned last were accepted."""
+
+
+@runtime_checkable
+class IndexingProposer(Proposer, Protocol):
+    """Proposer that prepares for guesses while prompts are computed."""
+
+    def begin_step(self, prefilling: Iterable[Sequence]) -> None:
+        """Begin a step that computes parts of these sequences' prompts. Its proposals are asked for afterwards."""
 
 
 @runtime_checkable

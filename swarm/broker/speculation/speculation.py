@@ -10,17 +10,20 @@ from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from swarm.broker.speculation.depth import DepthControl, Offer
 from swarm.broker.speculation.grammar import GrammarProposer
-from swarm.broker.speculation.proposer import AsyncProposer, Proposal, Proposer, RatedProposer
+from swarm.broker.speculation.proposer import AsyncProposer, IndexingProposer, Proposal, Proposer, RatedProposer
 from swarm.broker.state.lifecycle import SequenceState
 from swarm.params import SpeculationMode
 from swarm.series import POWERS, Histogram
 from swarm.wire.messages import MAX_PROPOSED, Json
 
 MAX_REPORTED = 16  # positions of proposals in reports
+# first positions of the groups for which metrics count tokens
+GROUPS = (*range(9), 16)
 _KEEP = 0.99  # per step: factor on the largest number of tokens of a step, so that it follows
 
 if TYPE_CHECKING:
@@ -43,6 +46,18 @@ class ProposerFigures:
         """Return the share of accepted tokens at the first positions of proposals."""
         most = max(self.proposed_at, default=-1) + 1
         return [round(self.accepted_at[n] / self.proposed_at[n], 3) for n in range(min(most, MAX_REPORTED))]
+
+    def by_position(self) -> Json:
+        """Return the numbers of proposed and accepted tokens by position in their proposals, from 1 on; later positions
+        are grouped."""
+        counts: Json = {}
+        for first, stop in pairwise((*GROUPS, MAX_PROPOSED)):
+            name = str(stop) if stop == first + 1 else f"{first + 1}-{stop}"
+            counts[name] = {
+                "proposed": sum(self.proposed_at[at] for at in range(first, stop)),
+                "accepted": sum(self.accepted_at[at] for at in range(first, stop)),
+            }
+        return counts
 
     def record(self, num_proposed: int, num_accepted: int) -> None:
         """Add a proposal that was verified."""
@@ -68,6 +83,7 @@ class Speculation:
         self._grammar = GrammarProposer()
         self.proposers: tuple[Proposer, ...] = () if mode == "off" else (self._grammar, *proposers)
         self._rated = tuple(p for p in self.proposers if isinstance(p, RatedProposer))
+        self._indexing = tuple(p for p in self.proposers if isinstance(p, IndexingProposer))
         self._async = tuple(p for p in self.proposers if isinstance(p, AsyncProposer))
         self.figures: dict[str, ProposerFigures] = {p.name: ProposerFigures() for p in self.proposers}
         self.accepted_lengths = Histogram((0.0, *POWERS[:7]))  # accepted tokens of each proposal
@@ -78,6 +94,13 @@ class Speculation:
     @property
     def is_active(self) -> bool:
         return bool(self.proposers)
+
+    def begin_step(self, prefilling: Many[Sequence]) -> None:
+        """Let proposers prepare for the sequences of which a step computes parts of the prompts."""
+        for proposer in self._indexing:
+            among = [sequence for sequence in prefilling if self._may_propose(proposer, sequence)]
+            self._tracked.update((sequence.id, sequence) for sequence in among)
+            proposer.begin_step(among)
 
     def choose(self, mosts: Many[tuple[Sequence, int]], num_positions: int) -> dict[int, Proposal]:
         """Return the proposals of a step by sequence.
@@ -185,7 +208,7 @@ class Speculation:
 
     def report(self) -> Json:
         """Return figures for ``swarmctl stats``. ``acceptance``: by position in a proposal, the share of tokens that
-        were accepted."""
+        were accepted. ``positions``: the numbers behind it, for metrics."""
         return {
             "mode": self.mode,
             **{
@@ -194,6 +217,7 @@ class Speculation:
                     "proposed": figures.num_proposed,
                     "accepted": figures.num_accepted,
                     "acceptance": figures.acceptance(),
+                    "positions": figures.by_position(),
                 }
                 for name, figures in self.figures.items()
             },

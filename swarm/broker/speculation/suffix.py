@@ -11,15 +11,20 @@ position the previous one with the same hash; a match is then extended backwards
 takes 0.4 µs and at most 160 bytes, against 3.0 µs and 460 bytes and more in a suffix automaton, which also cannot
 drop old text; a lookup takes 1 µs without a match and about 10 µs with one.
 
-Work and memory are bounded. A long prompt is indexed in slices, one in each call. All indexes together hold at most
-``max_tokens``; beyond that, the answers of the tenants that were idle longest are dropped, and then nothing more is
-indexed. A restart of the broker only loses the recent answers.
+Prompts are indexed while the stages compute them, once for all sequences of a request. The index of a sequence then
+covers its answer.
+
+Work and memory are bounded. All sequences of a step share ``step_tokens`` that are indexed in it, so that a long prompt
+that is found in a cache takes several steps. All indexes together hold at most ``max_tokens``; beyond that, the answers
+of the tenants that were idle longest are dropped, and then nothing more is indexed. A restart of the broker only loses
+the recent answers.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -29,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Tokens
 
     from swarm.broker.speculation.proposer import ProposerName
-    from swarm.broker.state import Sequence
+    from swarm.broker.state import Request, Sequence
 
 MIN_MATCH: Final = 3  # tokens; shorter suffixes occur by chance
 MAX_MATCH: Final = 32  # tokens; a longer match is not more certain
@@ -45,7 +50,8 @@ class SuffixLimits:
 
     max_tokens: int = 1 << 18  # of all indexes together
     max_tenant_tokens: int = 1 << 15  # of one tenant's recent answers
-    slice_tokens: int = 512  # indexed in one call
+    step_tokens: int = 2048  # indexed in one step, for all its sequences
+    least_tokens: int = 64  # that one lookup may index in any case: more than a step gives a sequence
 
 
 class Match(NamedTuple):
@@ -61,21 +67,27 @@ NO_MATCH: Final = Match(0, -1, True)
 
 
 class ChainIndex:
-    """Hash chains over a list of tokens, which may grow."""
+    """Hash chains over a list of tokens, which may grow, from position ``first`` on."""
 
-    def __init__(self, text: list[int]) -> None:
+    def __init__(self, text: list[int], first: int = 0) -> None:
         self.text = text
+        self._first = first
         self._heads: dict[int, int] = {}  # hash of MIN_MATCH tokens -> last position at which they end
-        self._previous = array("i")  # by position: the previous one with the same hash; -1 without one
+        self._previous = array("i")  # from ``first`` on: the previous position with the same hash; -1 without one
 
     @property
     def num_indexed(self) -> int:
         return len(self._previous)
 
+    @property
+    def stop(self) -> int:
+        """Position up to which the text is indexed."""
+        return self._first + len(self._previous)
+
     def extend(self, stop: int) -> None:
         """Index the positions up to ``stop``."""
         tokens, heads, previous = self.text, self._heads, self._previous
-        start = len(previous)
+        start = self.stop
         while start < min(MIN_MATCH - 1, stop):
             previous.append(-1)
             start += 1
@@ -89,15 +101,16 @@ class ChainIndex:
             heads[key] = position
             first, second = second, third
 
-    def find(self, tokens: Tokens[int]) -> Match:
-        """Return the longest suffix of ``tokens`` among the indexed positions, the most recent one of equal length."""
+    def find(self, tokens: Tokens[int], text: Tokens[int] | None = None) -> Match:
+        """Return the longest suffix of ``tokens`` among the indexed positions, the most recent one of equal length.
+        ``text``: one with the same tokens at these positions, by default the index's own."""
         end = len(tokens) - 1
         if end + 1 < MIN_MATCH:
             return NO_MATCH
         position = self._heads.get(tokens[end - 2] << 42 ^ tokens[end - 1] << 21 ^ tokens[end], -1)
         if position < 0:
             return NO_MATCH
-        text, previous = self.text, self._previous
+        text, previous, first = self.text if text is None else text, self._previous, self._first
         length, best, continuations = 0, -1, []
         for _ in range(MAX_CANDIDATES):
             limit = min(MAX_MATCH, position + 1, end + 1)
@@ -110,7 +123,7 @@ class ChainIndex:
                     length, best = shared, position
                     if shared == MAX_MATCH:
                         break
-            position = previous[position]
+            position = previous[position - first]
             if position < 0:
                 break
         if best < 0:
@@ -118,6 +131,15 @@ class ChainIndex:
         following = text[best + 1]
         is_unanimous = all(token == following for shared, token in continuations if 2 * shared >= length)
         return Match(length, best, is_unanimous)
+
+
+def _better(match: Match, earlier: Match, tokens: Tokens[int]) -> Match:
+    """Return the longer of two matches in the same text, the first of equal length."""
+    best, other = (earlier, match) if earlier.length > match.length else (match, earlier)
+    if 2 * other.length < best.length or not other.length:
+        return best
+    agree = tokens[best.position + 1] == tokens[other.position + 1]
+    return best._replace(is_unanimous=agree and best.is_unanimous and other.is_unanimous)
 
 
 def continuation(tokens: list[int], position: int, most: int, period: int = 0) -> tuple[int, ...]:
@@ -150,26 +172,37 @@ class _RecentAnswers:
         self.newer.text.extend(answer[-self._max_tokens + 1 :])
         self.newer.text.append(_SEPARATOR)
 
-    def extend(self, most: int) -> None:
-        """Index at most this many tokens."""
+    def extend(self, most: int) -> int:
+        """Index at most this many tokens; return how many were indexed."""
+        left = most
         for index in (self.older, self.newer):
-            stop = min(len(index.text), index.num_indexed + most)
-            most -= stop - index.num_indexed
+            stop = min(len(index.text), index.stop + left)
+            left -= stop - index.stop
             index.extend(stop)
+        return most - left
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """Index of a request's prompt."""
+
+    chains: ChainIndex
+    users: set[int] = field(default_factory=set)  # running sequences of the request
 
 
 @dataclass(slots=True)
 class _Running:
-    """Index of a running sequence, its last match, and the strength of its last proposal."""
+    """Indexes of a running sequence, its last match, and the strength of its last proposal."""
 
     sequence: Sequence
-    chains: ChainIndex = field(init=False)
+    prompt: _Prompt
+    answer: ChainIndex = field(init=False)
     strength: int = 0
     matched: list[int] = field(default_factory=list)  # text of the last match
     shift: int = 0  # from a position of the sequence to the same one in that text
 
     def __post_init__(self) -> None:
-        self.chains = ChainIndex(self.sequence.tokens)
+        self.answer = ChainIndex(self.sequence.tokens, self.sequence.num_prompt)
 
     def is_aligned(self) -> bool:
         """Whether the newest tokens are those of the last match but for one."""
@@ -189,6 +222,8 @@ class SuffixProposer:
     def __init__(self, limits: SuffixLimits | None = None) -> None:
         self._limits = limits or SuffixLimits()
         self._running: dict[int, _Running] = {}
+        self._prompts: dict[Request, _Prompt] = {}
+        self._left = self._limits.step_tokens  # tokens that may still be indexed in this step
         self._recent: OrderedDict[str, _RecentAnswers] = OrderedDict()  # by tenant, the one idle longest first
         self._num_indexed = 0  # positions in the indexes of running sequences
         self._num_recent = 0  # tokens of recent answers
@@ -198,20 +233,27 @@ class SuffixProposer:
         """Number of tokens that are kept or indexed."""
         return self._num_indexed + self._num_recent
 
+    def begin_step(self, prefilling: Iterable[Sequence]) -> None:
+        """Begin a step, and index the prompts of which it computes parts."""
+        self._left = self._limits.step_tokens
+        for sequence in prefilling:
+            self._extend_prompt(self._get(sequence), 0)
+
     def propose(self, sequence: Sequence, most: int) -> tuple[int, ...]:
         """Return at most ``most`` tokens that followed the longest earlier occurrence of the sequence's suffix."""
-        running = self._running.get(sequence.id)
-        if running is None:
-            running = self._running[sequence.id] = _Running(sequence)
+        running = self._get(sequence)
         tokens = sequence.tokens
         if most <= 0 or not tokens:
             return ()
-        self._extend(running, len(tokens) - 1)
-        best, text = running.chains.find(tokens), tokens
+        self._extend_prompt(running, self._limits.least_tokens)
+        self._extend_answer(running)
+        best, text = running.answer.find(tokens), tokens
+        if best.length < MAX_MATCH:
+            best = _better(best, running.prompt.chains.find(tokens, tokens), tokens)
         period = len(tokens) - 1 - best.position
         recent = self._recent.get(sequence.request.tenant)
         if recent is not None and best.length < MAX_MATCH:
-            recent.extend(self._limits.slice_tokens)
+            self._left -= recent.extend(max(self._limits.least_tokens, self._left))
             for index in (recent.newer, recent.older):
                 match = index.find(tokens)
                 if match.length > best.length:
@@ -233,8 +275,12 @@ class SuffixProposer:
         running = self._running.pop(sequence, None)
         if running is None:
             return
-        self._num_indexed -= running.chains.num_indexed
         ended = running.sequence
+        self._num_indexed -= running.answer.num_indexed
+        running.prompt.users.discard(sequence)
+        if not running.prompt.users:
+            self._num_indexed -= running.prompt.chains.num_indexed
+            del self._prompts[ended.request]
         if ended.state is SequenceState.ENDED and ended.reason in _FINISHED:
             self.remember(ended.request.tenant, ended.tokens[ended.num_prompt :])
 
@@ -250,18 +296,39 @@ class SuffixProposer:
         while self._recent and self.num_tokens > self._limits.max_tokens:
             self._drop_oldest()
 
-    def _extend(self, running: _Running, stop: int) -> None:
-        """Index the next slice of a running sequence, as far as memory is left."""
-        index = running.chains
-        if index.num_indexed > stop:  # a stop string has cut the answer
+    def _get(self, sequence: Sequence) -> _Running:
+        running = self._running.get(sequence.id)
+        if running is None:
+            request = sequence.request
+            prompt = self._prompts.get(request)
+            if prompt is None:
+                prompt = self._prompts[request] = _Prompt(ChainIndex(list(request.submit.prompt)))
+            prompt.users.add(sequence.id)
+            running = self._running[sequence.id] = _Running(sequence, prompt)
+        return running
+
+    def _extend_prompt(self, running: _Running, least: int) -> None:
+        index = running.prompt.chains
+        if index.stop < len(index.text):
+            self._extend(index, len(index.text), least)
+
+    def _extend_answer(self, running: _Running) -> None:
+        index, stop = running.answer, len(running.sequence.tokens) - 1
+        if index.stop > max(stop, running.sequence.num_prompt):  # a stop string has cut the answer
             self._num_indexed -= index.num_indexed
-            index = running.chains = ChainIndex(running.sequence.tokens)
-        stop = min(stop, index.num_indexed + self._limits.slice_tokens)
-        while self._recent and self.num_tokens + stop - index.num_indexed > self._limits.max_tokens:
+            index = running.answer = ChainIndex(running.sequence.tokens, running.sequence.num_prompt)
+        self._extend(index, stop, self._limits.least_tokens)
+
+    def _extend(self, index: ChainIndex, stop: int, least: int) -> None:
+        """Index the next positions up to ``stop``, as far as work and memory are left."""
+        most = min(stop - index.stop, max(least, self._left))
+        while self._recent and self.num_tokens + most > self._limits.max_tokens:
             self._drop_oldest()
-        stop = min(stop, index.num_indexed + max(0, self._limits.max_tokens - self.num_tokens))
-        self._num_indexed += stop - index.num_indexed
-        index.extend(stop)
+        most = min(most, self._limits.max_tokens - self.num_tokens)
+        if most > 0:
+            self._left -= most
+            self._num_indexed += most
+            index.extend(index.stop + most)
 
     def _drop_oldest(self) -> None:
         _, recent = self._recent.popitem(last=False)

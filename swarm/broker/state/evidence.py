@@ -108,6 +108,16 @@ class Evidence:
         for failure in self.failures_of_worker(worker):
             failure.is_tested, failure.is_last = True, False
 
+    def record_replaced(self, incarnation: str, name: str) -> None:
+        """Record that another process has taken over the name of a worker whose device is to be tested."""
+        self.replaced[incarnation] = name
+        if len(self.replaced) > MAX_FAILURES:
+            del self.replaced[next(iter(self.replaced))]
+
+    def take_replaced(self, incarnation: str) -> str | None:
+        """Return the former name of a worker that was replaced before its test ended, once."""
+        return self.replaced.pop(incarnation, None)
+
     def convict(self, request_id: str) -> None:
         """Blame this request for its failures; they no longer count against workers or other requests."""
         explained = self.failures_of_request(request_id)

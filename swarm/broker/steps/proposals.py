@@ -28,6 +28,7 @@ def choose_proposals(
     they need. ``overlaps``: other steps may be formed before this one completes."""
     if not speculation.is_active or not state.rebuilding.is_idle or not _can_verify(state):
         return {}
+    speculation.begin_step([sequence for sequence, _ in chosen if sequence.scheduled < sequence.num_prompt])
     proposals: dict[int, InFlightProposal] = {}
     # a last stage may return a token for each row and each proposed token
     left = min(step_tokens - sum(count for _, count in chosen), MAX_ROWS - len(chosen))

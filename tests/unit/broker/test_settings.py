@@ -9,7 +9,7 @@ import pytest
 
 from swarm import config
 from swarm.broker.core import CoreSettings
-from swarm.broker.settings import Endpoints, make_core_settings, make_plan_rules
+from swarm.broker.settings import Endpoints, make_core_settings, make_plan_rules, speculation_conflict
 from swarm.wire.messages import NO_LINEAGE
 
 # Another value than the default, of each kind that can't be made by a rule.
@@ -82,3 +82,26 @@ def test_all_that_is_read_again_of_plans_counts(key: str, monkeypatch: pytest.Mo
     assert make_core_settings(changed, Endpoints("beat", "data"), NO_LINEAGE, None).plan.rules == make_plan_rules(
         changed
     )
+
+
+@pytest.mark.parametrize(
+    ("mode", "draft", "named"),
+    [
+        ("off", "/small", "broker.draft"),
+        ("suffix", "/small", "broker.draft"),
+        ("draft", None, "broker.speculation"),
+        ("draft", "/small", ""),
+        ("auto", "/small", ""),
+        ("auto", None, ""),
+        ("off", None, ""),
+        ("suffix", None, ""),
+    ],
+)
+def test_settings_of_speculation_that_have_no_effect_are_named(
+    mode: str, draft: str | None, named: str, monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    monkeypatch.chdir(str(tmp_path))
+    settings = config.load(overrides={"broker.speculation": mode, "broker.draft": draft})
+    conflict = speculation_conflict(settings)
+    assert conflict.startswith(named)
+    assert bool(conflict) is bool(named)

@@ -74,7 +74,17 @@ def test_names_follow_the_rules(figure: MetricSpec) -> None:
     assert not re.search(r"_(us|ms|microseconds|milliseconds|kib|mib|s)(_|$)", figure.name)
     assert figure.text
     assert not figure.text.endswith(".")
-    assert set(figure.labels) <= {"worker", "verdict", "direction", "part", "door", "reason", "outcome", "proposer"}
+    assert set(figure.labels) <= {
+        "worker",
+        "verdict",
+        "direction",
+        "part",
+        "door",
+        "reason",
+        "outcome",
+        "proposer",
+        "position",
+    }
     assert all(len(source.labels) == len(figure.labels) for source in figure.sources)
 
 

@@ -399,7 +399,7 @@ def test_a_late_test_counts_once_and_only_if_steps_had_failed(serving: Bench) ->
     serving.join("w0", incarnation="w0.2")
     serving.feed(WorkerMessageReceived(b"w0.1", test))
     assert serving.state.counters["stale_control"] == 1
-    serving.state.evidence.replaced["w0.1"] = "w0"
+    serving.state.evidence.record_replaced("w0.1", "w0")
     for count in (1, 2):
         serving.feed(WorkerMessageReceived(b"w0.1", test))
         assert serving.state.counters["stale_control"] == count

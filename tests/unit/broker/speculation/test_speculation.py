@@ -8,10 +8,12 @@ import pytest
 from msgspec import structs
 
 from swarm.broker.events import StepFinished
+from swarm.broker.speculation.grammar import GrammarProposer
 from swarm.broker.speculation.proposer import ProposerName
+from swarm.broker.speculation.speculation import ProposerFigures
 from swarm.broker.state import Sequence
 from swarm.params import SPECULATION_MODES, SpeculationMode
-from swarm.wire.messages import Cancel, ForcedTokens, Step
+from swarm.wire.messages import MAX_PROPOSED, Cancel, ForcedTokens, Step
 from tests.unit.broker.bench import Bench, row, scheduling, settings, steps, submit, verified
 
 ANSWER = list(range(40, 60))
@@ -167,3 +169,36 @@ def test_figures_count_by_proposer_and_position(make_bench) -> None:
     figures = bench.core.speculation.figures["suffix"]
     assert (figures.num_proposals, figures.num_proposed, figures.num_accepted) == (1, 3, 1)
     assert (dict(figures.proposed_at), dict(figures.accepted_at)) == ({0: 1, 1: 1, 2: 1}, {0: 1})
+
+
+def test_what_is_left_of_forced_tokens_is_proposed_after_a_step_without_them(make_bench) -> None:
+    """Another proposal was expected to bring more. What the sequence has gained since must be their beginning."""
+    grammar = GrammarProposer()
+    bench = make_bench().serve(1)
+    decode(bench)
+    sequence = bench.sequence()
+    grammar.store(sequence, (41, 42, 43))
+    assert grammar.propose(sequence, 9) == grammar.propose(sequence, 9) == (41, 42, 43)
+    bench.verify(ANSWERS)
+    assert (sequence.tokens[-1], grammar.propose(sequence, 9), grammar.propose(sequence, 1)) == (41, (42, 43), (42,))
+    bench.verify({1: [40, 41, 9]})
+    assert grammar.propose(sequence, 9) == ()
+    grammar.store(sequence, (43, 44))
+    bench.verify({1: [40, 41, 9, 43, 44, 45]})
+    bench.verify({1: [40, 41, 9, 43, 44, 45]})
+    assert grammar.propose(sequence, 9) == ()
+
+
+def test_tokens_are_counted_by_position_in_groups() -> None:
+    figures = ProposerFigures()
+    figures.record(3, 1)
+    figures.record(MAX_PROPOSED, 20)
+    counts = {name: (value["proposed"], value["accepted"]) for name, value in figures.by_position().items()}  # type: ignore[index, call-overload]
+    assert counts == {
+        "1": (2, 2),
+        "2": (2, 1),
+        "3": (2, 1),
+        **{str(position): (1, 1) for position in range(4, 9)},
+        "9-16": (8, 8),
+        "17-64": (48, 4),
+    }

@@ -133,20 +133,66 @@ def test_an_answer_that_did_not_end_by_itself_is_not_kept() -> None:
     assert proposer.num_tokens == 0
 
 
-def test_a_long_prompt_is_indexed_in_slices() -> None:
-    proposer = SuffixProposer(SuffixLimits(slice_tokens=100))
-    sequence = running([*range(1000), 500, 501, 502])
+def test_a_prompt_is_indexed_while_it_is_computed() -> None:
+    """Before the first proposal, and at most so many tokens in each step, whoever they belong to."""
+    proposer = SuffixProposer(SuffixLimits(step_tokens=100))
+    first, second = running(list(range(150)), 1), running(list(range(150)), 2)
     counts = []
-    for _ in range(20):
+    for _ in range(4):
+        proposer.begin_step([first, second])
+        counts.append(proposer.num_tokens)
+    assert counts == [100, 200, 300, 300]
+    first.tokens.extend([70, 71, 72])
+    assert proposer.propose(first, 2) == (73, 74)
+
+
+def test_a_cached_prompt_is_indexed_in_the_steps_of_its_answer() -> None:
+    proposer = SuffixProposer(SuffixLimits(step_tokens=100, least_tokens=10))
+    sequence, other = running([*range(1000), 500, 501, 502]), running([1, 2, 3, 4], 2)
+    counts = []
+    for _ in range(12):
+        proposer.begin_step([])
+        proposer.propose(sequence, 1)
         proposer.propose(sequence, 1)
         counts.append(proposer.num_tokens)
-    assert counts[:10] == [100 * (number + 1) for number in range(10)]
-    assert counts[-1] == 1002
+        proposer.propose(other, 1)
+        assert proposer.num_tokens <= counts[-1] + 4
+    assert counts[:3] == [110, 224, 334]  # a lookup has ten in any case
     assert proposer.propose(sequence, 2) == (503, 504)
 
 
+def test_the_sequences_of_a_request_share_the_index_of_their_prompt() -> None:
+    """It stays until the last one has ended."""
+    proposer = SuffixProposer()
+    first = running([*range(100), 300, 40, 41, 42], 1, prompt=100)
+    second = Sequence(2, first.request, 1, 0, [*range(100), 50, 51, 52], 10_000, state=SequenceState.RUNNING)
+    assert proposer.propose(first, 2) == (43, 44)
+    assert proposer.num_tokens == 103
+    assert proposer.propose(second, 2) == (53, 54)
+    assert proposer.num_tokens == 105
+    first.end("cancelled", "", 1.0)
+    proposer.forget(1)
+    assert proposer.propose(second, 2) == (53, 54)
+    second.end("cancelled", "", 1.0)
+    proposer.forget(2)
+    assert proposer.num_tokens == 0
+
+
+def test_prompt_and_answer_are_one_text() -> None:
+    """A match may end in either and begin in the other, and both count for its certainty."""
+    proposer = SuffixProposer()
+    across = running([8, 1, 2, 3, 60, 61, 1, 2, 3], 1, prompt=3)
+    assert proposer.propose(across, 2) == (60, 61)
+    agreed = running([1, 2, 3, 50, 9, 1, 2, 3, 50, 7, 1, 2, 3], 2, prompt=5)
+    torn = running([1, 2, 3, 50, 9, 1, 2, 3, 60, 7, 1, 2, 3], 3, prompt=5)
+    assert (proposer.propose(agreed, 1), proposer.propose(torn, 1)) == ((50,), (60,))
+    assert proposer.strength(3) < proposer.strength(2)
+    longest = running([7, 1, 2, 3, 50, 8, 1, 2, 3, 60, 7, 1, 2, 3], 4, prompt=5)
+    assert proposer.propose(longest, 1) == (50,)
+
+
 def test_memory_has_a_bound() -> None:
-    proposer = SuffixProposer(SuffixLimits(max_tokens=2000, max_tenant_tokens=600, slice_tokens=10_000))
+    proposer = SuffixProposer(SuffixLimits(max_tokens=2000, max_tenant_tokens=600))
     chance = random.Random(1)
     alive: list[Sequence] = []
     for number in range(200):
