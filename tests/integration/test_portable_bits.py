@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from swarm import AsyncClient
+from swarm.params import SpeculationMode
 from swarm.stage import native
 from swarm.stage.native.variant_choice import PORTABLE
 from tests.faults.zygote import Zygote
@@ -34,11 +35,12 @@ def start(swarm: Processes, name: str, kernels: str, bits: str, dtype: str) -> N
     swarm.start_worker(name, "--dtype", dtype, **environment)
 
 
-async def answers(client: AsyncClient) -> list[list[tuple[Any, ...]]]:
-    """Tokens, and logprobs to the last bit, of all prompts at once."""
+async def answers(client: AsyncClient, speculation: SpeculationMode | None = None) -> list[list[tuple[Any, ...]]]:
+    """Tokens, and logprobs to the last bit, of all prompts at once. "off": answers that were given before are not
+    guessed, and take as many steps."""
 
     async def one(index: int) -> list[tuple[Any, ...]]:
-        options = SAMPLING[index]
+        options = SAMPLING[index] | {"speculation": speculation}
         done = await client.generate(PROMPTS[index], max_tokens=TOKENS, ignore_eos=True, timeout=120.0, **options)
         return [(choice.tokens, choice.logprobs) for choice in done.choices]
 
@@ -88,7 +90,7 @@ async def test_layers_move_between_unlike_kernels(
             assert (FAMILY[0] in shown["w0"], FAMILY[1] in shown["w1"]) == (True, True), shown
             assert await answers(client) == expected
             began = await drawn(client)
-            disturbed = asyncio.create_task(answers(client))
+            disturbed = asyncio.create_task(answers(client, "off"))
             await swarm.until(client, "stats", lambda told: told["pipeline"].get("tokens", 0.0) >= began + 90)
             swarm.kill("w0")
             assert await disturbed == expected

@@ -19,6 +19,7 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 
 from swarm import AsyncClient
+from swarm.params import SpeculationMode
 from swarm.stage import native
 from swarm.stage.native.variant_choice import PORTABLE
 from tests.faults.zygote import Zygote
@@ -104,9 +105,9 @@ class Quantized(Processes):
         super().__init__(files[case.file], logs, options=settings, launch=zygote)
 
 
-async def ask(client: AsyncClient, index: int) -> Answer:
+async def ask(client: AsyncClient, index: int, speculation: SpeculationMode | None = None) -> Answer:
     """Tokens, and log probabilities to the last bit."""
-    options = SAMPLING[index % len(SAMPLING)]
+    options = SAMPLING[index % len(SAMPLING)] | {"speculation": speculation}
     done = await client.generate(PROMPTS[index], max_tokens=TOKENS, ignore_eos=True, timeout=START_S, **options)
     return [(choice.tokens, choice.logprobs) for choice in done.choices]
 
@@ -115,8 +116,9 @@ async def one_by_one(client: AsyncClient) -> list[Answer]:
     return [await ask(client, index) for index in range(len(PROMPTS))]
 
 
-async def all_at_once(client: AsyncClient) -> list[Answer]:
-    return await asyncio.gather(*(ask(client, index) for index in range(len(PROMPTS))))
+async def all_at_once(client: AsyncClient, speculation: SpeculationMode | None = None) -> list[Answer]:
+    """Ask for all answers at a time. "off": those that were given before are not guessed, and take as many steps."""
+    return await asyncio.gather(*(ask(client, index, speculation) for index in range(len(PROMPTS))))
 
 
 async def nodes(client: AsyncClient) -> list[dict[str, Any]]:
@@ -176,7 +178,7 @@ async def test_layers_move_between_unlike_kernels(
             assert (FAMILY[0] in shown["w0"], FAMILY[1] in shown["w1"]) == (True, True), shown
             assert all("portable bits;" in kernels for kernels in shown.values()), shown
             assert await all_at_once(client) == expected
-            disturbed = asyncio.create_task(all_at_once(client))
+            disturbed = asyncio.create_task(all_at_once(client, "off"))
             await some_tokens(swarm, client, 40)
             swarm.kill("w0")
             assert await disturbed == expected

@@ -56,6 +56,7 @@ async def test_continuations_share_their_prompt_before_and_after_a_loss(
 async def _run(swarm: Processes, client: AsyncClient, doomed: str | None) -> tuple[Any, int, int]:
     """Return the tokens, and how many sequences ran at once: at most, and at most in the last plan."""
     options: dict[str, Any] = {"max_tokens": TOKENS, "n": CONTINUATIONS, "seed": 3, "temperature": 1.0}
+    options["speculation"] = "off"  # the second run's answers would be guessed, and over at the loss
     num, most = 0, dict[int, int]()  # by epoch
     watching = asyncio.create_task(_watch(client, most))
     try:
