@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from time import perf_counter
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from bench_lib import (
     ROOT,
@@ -157,7 +157,7 @@ def random_prompts(vocabulary: int, rng: Random, count: int) -> list[list[int]]:
 
 async def answers(swarm: Processes, case: Case, prompts: list[list[int]], way: str) -> tuple[list[list[int]], float]:
     """Return the answers to prompts of one turn, and how many tokens per second they came with."""
-    speculation = "off" if way == OFF else "auto"
+    speculation: Literal["off", "auto"] = "off" if way == OFF else "auto"
     began = perf_counter()
     completions = await swarm.client.generate_batch(
         prompts, timeout=TIMEOUT_S, speculation=speculation, seed=sum(prompts[0]), **case.options
