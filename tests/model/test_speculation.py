@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 import swarm.demo
 from swarm.params import Grammar, SamplingParams
@@ -245,3 +248,63 @@ def test_a_plan_change_cuts_what_was_refused(cutter: Cutter, save: Callable[...,
             driver.line.next_step = 1
     assert num_changes > 3
     assert answer.drawn == expected[1]
+
+
+OVERFLOWS = 250  # a token whose values are not finite; no prompt has it
+OVERFLOWING = [("llama", "float32"), ("gpt_oss", "bfloat16"), ("gemma3_text", "float32"), ("qwen3_moe", "bfloat16")]
+
+
+def _overflowing(kind: str, save: Callable[..., Path]) -> Path:
+    """Return the folder of a model that computes nothing finite from one token."""
+    name = f"{kind} that overflows"
+    if name not in _FOLDERS:
+        folder = save(named_config(kind, tie_word_embeddings=False))
+        (file,) = folder.glob("*.safetensors")
+        weights = load_file(file)
+        weights["model.embed_tokens.weight"][OVERFLOWS] = torch.inf
+        save_file(weights, file, {"format": "pt"})
+        _FOLDERS[name] = folder
+    return _FOLDERS[name]
+
+
+def with_overflow(answer: Answer, following: Sequence[int], chance: random.Random) -> Sequence[int]:
+    """Right up to a token that overflows, and random behind it."""
+    num_right = chance.randint(0, 2)
+    return [*following[:num_right], OVERFLOWS, *(chance.randrange(250) for _ in range(chance.randint(0, 3)))]
+
+
+@pytest.mark.parametrize("kernels", ["ours", "torch's"])
+@pytest.mark.parametrize(("kind", "dtype"), OVERFLOWING)
+def test_a_guess_that_overflows_changes_no_other_row(
+    save: Callable[..., Path], kind: str, dtype: str, kernels: str
+) -> None:
+    """Neither rows before it in its step, nor rows that are computed in its cell later."""
+    folder = _overflowing(kind, save)
+    sampling = [
+        SamplingParams(**(fields | {"max_tokens": LONG, "logit_bias": {OVERFLOWS: -1000.0}}))
+        for fields in PARAMS.values()
+    ]
+    with native.disabled("to test torch's") if kernels != "ours" else nullcontext():
+        cutter = Cutter()
+        expected = drawn(run(StageLine(cutter.cut(folder, (0, 6), dtype)), sampling))
+        driver = run(StageLine(cutter.cut(folder, (0, 6), dtype)), sampling, Speculator(with_overflow, expected))
+    assert all(answer.failure is None for answer in driver.answers)
+    assert drawn(driver) == expected
+    assert sum(sum(answer.proposed) for answer in driver.answers) > 100
+
+
+@pytest.mark.parametrize("kernels", ["ours", "torch's"])
+def test_an_accepted_token_that_overflows_fails_as_without_proposals(save: Callable[..., Path], kernels: str) -> None:
+    folder = _overflowing("llama", save)
+    sampling = [SamplingParams(max_tokens=LONG, temperature=0.9, logit_bias={OVERFLOWS: 9.0})]
+    with native.disabled("to test torch's") if kernels != "ours" else nullcontext():
+        cutter = Cutter()
+        plain = run(StageLine(cutter.cut(folder, (0, 6))), sampling, num_forks=0)
+        expected = drawn(plain)
+        assert expected[1][-1][0] == OVERFLOWS
+        assert len(expected[1]) > 6
+        padded = {1: [*expected[1], (5, ()), (6, ())]}
+        driver = run(StageLine(cutter.cut(folder, (0, 6))), sampling, Speculator(right, padded), num_forks=0)
+    assert drawn(driver) == expected
+    assert driver.answers[0].failure == plain.answers[0].failure is not None
+    assert driver.answers[0].accepted[-1] > 0

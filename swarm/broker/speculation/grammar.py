@@ -31,6 +31,11 @@ class GrammarProposer:
         """Keep the tokens that are certain to follow the sequence's newest token."""
         self._forced[sequence.id] = _Forced(sequence.sampled, tokens)
 
+    def has_tokens(self, sequence: Sequence) -> bool:
+        """Whether forced tokens follow the sequence's newest one."""
+        forced = self._forced.get(sequence.id)
+        return forced is not None and forced.position == sequence.sampled
+
     def propose(self, sequence: Sequence, most: int) -> tuple[int, ...]:
         """Return the forced tokens, once, if the sequence still ends where they begin."""
         forced = self._forced.pop(sequence.id, None)
