@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 import swarm.demo
@@ -255,13 +254,16 @@ OVERFLOWING = [("llama", "float32"), ("gpt_oss", "bfloat16"), ("gemma3_text", "f
 
 
 def _overflowing(kind: str, save: Callable[..., Path]) -> Path:
-    """Return the folder of a model that computes nothing finite from one token."""
+    """Return the folder of a model whose first layer has values that are not finite for one token."""
     name = f"{kind} that overflows"
     if name not in _FOLDERS:
         folder = save(named_config(kind, tie_word_embeddings=False))
         (file,) = folder.glob("*.safetensors")
         weights = load_file(file)
-        weights["model.embed_tokens.weight"][OVERFLOWS] = torch.inf
+        embedding, values = (weights[f"model.{name}.weight"] for name in ("embed_tokens", "layers.0.self_attn.v_proj"))
+        embedding[:, 0] = embedding[OVERFLOWS] = 0.0
+        embedding[OVERFLOWS, 0] = 1.0  # no other token has anything in this element
+        values[:, 0] = 3e38
         save_file(weights, file, {"format": "pt"})
         _FOLDERS[name] = folder
     return _FOLDERS[name]
