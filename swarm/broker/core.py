@@ -348,6 +348,7 @@ class BrokerCore:
             self.drafts.check_overdue(now)
             for released in self.drafts.ask(now):
                 self.speculation.end_wait(released)
+        self.speculation.end_expired(now)  # otherwise ``wake_at`` would stay in the past
         while (step := self._next_step(now)) is not None:
             self.state.count("steps")
             self.state.count("rows", len(step.rows))

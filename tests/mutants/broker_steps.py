@@ -235,7 +235,7 @@ MUTANTS = (
     Mutant(
         name="waits-outlive-sequences",
         breaks="Steps wait for the proposal of a sequence that has ended.",
-        target="swarm.broker.speculation.speculation:Speculation.num_waiting",
+        target="swarm.broker.speculation.speculation:Speculation.end_expired",
         old="if now < until and self._tracked[sequence].state is SequenceState.RUNNING",
         new="if now < until",
         caught_by="tests/unit/broker/speculation/test_drafts.py::test_a_wait_ends_with_its_sequence",

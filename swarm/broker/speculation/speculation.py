@@ -164,13 +164,17 @@ class Speculation:
 
     def num_waiting(self, now: float) -> int:
         """Return how many sequences wait for a proposal and are still running."""
+        self.end_expired(now)
+        return len(self._waits)
+
+    def end_expired(self, now: float) -> None:
+        """Drop waits whose time has passed, and those of sequences that have ended or left the stages."""
         if self._waits:
             self._waits = {
                 sequence: until
                 for sequence, until in self._waits.items()
                 if now < until and self._tracked[sequence].state is SequenceState.RUNNING
             }
-        return len(self._waits)
 
     @property
     def next_wait_end(self) -> float:

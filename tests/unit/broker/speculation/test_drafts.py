@@ -229,6 +229,16 @@ def test_without_an_answer_a_sequence_goes_on_at_its_deadline(swarm: DraftBench)
     assert swarm.bench.state.counters["draft_overdue"] == 1
 
 
+def test_a_wait_that_has_ended_wakes_nobody_again(make_bench) -> None:
+    """Also where other steps are in flight, and none can be formed."""
+    swarm = DraftBench(make_bench(settings(has_draft=True)).serve(1))
+    swarm.load()
+    swarm.decode("a")
+    swarm.expire()
+    assert swarm.bench.pipe
+    assert swarm.bench.core.wake_at == math.inf
+
+
 def test_a_late_answer_is_used_as_far_as_it_was_right(swarm: DraftBench) -> None:
     swarm.decode()
     (ask,) = swarm.requests()
