@@ -193,11 +193,9 @@ class ShowOwnSettings:
 
 @dataclass(frozen=True, slots=True)
 class AskDraft:
-    """Send a request to the process of the draft model; the answer arrives as ``DraftMessageReceived``. If there is
-    none within ``wait_s``, feed ``DraftOverdue``."""
+    """Send a request to the process of the draft model; the answer arrives as ``DraftMessageReceived``."""
 
     request: AskProposals
-    wait_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,6 @@ from swarm.broker.events import (
     DescriptorsCounted,
     DraftGone,
     DraftMessageReceived,
-    DraftOverdue,
     EndNotWritten,
     EndWritten,
     EpochWritten,
@@ -51,6 +50,7 @@ from swarm.broker.events import (
     StepFinished,
     Tick,
     TokensWritten,
+    WaitExpired,
     WorkerDisconnected,
     WorkerMessageReceived,
 )
@@ -251,6 +251,11 @@ class BrokerCore:
         return [worker.name for worker in workers if not worker.key_owner and worker.state is not WorkerState.LEFT]
 
     @property
+    def wake_at(self) -> float:
+        """Time at which ``WaitExpired`` is to be fed; infinite: never. It may change with every event."""
+        return self.speculation.next_wait_end
+
+    @property
     def cause(self) -> str:
         """Id of the event that was handled last, for ``actions.add_cause``."""
         return f"{self.settings.run}{self._num_events:x}"
@@ -280,6 +285,8 @@ class BrokerCore:
                 self._members.on_asset_part(event, now)
             case MessageRefused():
                 self._on_message_refused(event, now)
+            case WaitExpired():
+                pass  # sequences whose wait has ended join the next step
             case Tick():
                 self._tick(now)
             case AcceptStopped() | DescriptorsCounted():
@@ -300,7 +307,7 @@ class BrokerCore:
                 self._reconfiguration.on_route_tested(epoch, problem, now)
             case RulesChanged(rules):
                 self._reconfiguration.on_rules_changed(rules, now)
-            case DraftMessageReceived() | DraftOverdue() | DraftGone():
+            case DraftMessageReceived() | DraftGone():
                 self._on_draft_event(event, now)
             case JournalFigures(values):
                 self.state.journal_figures = values
@@ -337,8 +344,11 @@ class BrokerCore:
             self._members.on_damaged_message(now)
 
     def _fill_pipeline(self, now: float) -> None:
-        for released in () if self.drafts is None else self.drafts.ask(now):
-            self.speculation.end_wait(released)
+        if self.drafts is not None:
+            self.drafts.check_overdue(now)
+            for released in self.drafts.ask(now):
+                self.speculation.end_wait(released)
+        self.speculation.end_expired(now)  # otherwise ``wake_at`` would stay in the past
         while (step := self._next_step(now)) is not None:
             self.state.count("steps")
             self.state.count("rows", len(step.rows))

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from swarm.broker.actions import AskDraft
-from swarm.broker.events import DraftGone, DraftMessageReceived, DraftOverdue
+from swarm.broker.events import DraftGone, DraftMessageReceived
 from swarm.errors import WireError
 from swarm.log import get_logger
 from swarm.wire.draft_messages import (
@@ -57,12 +57,11 @@ def draft_command(settings: Settings) -> list[str]:
 class DraftProcess:
     """The process, over all its starts. ``feed`` is called with its events, in the event loop."""
 
-    def __init__(self, command: Sequence[str], feed: Callable[[DraftMessageReceived | DraftOverdue | DraftGone], None]):
+    def __init__(self, command: Sequence[str], feed: Callable[[DraftMessageReceived | DraftGone], None]):
         self._command = command
         self._feed = feed
         self._process: asyncio.subprocess.Process | None = None
         self._is_stopped = False
-        self._overdue: asyncio.TimerHandle | None = None  # of the request under way
         self._deadline: asyncio.TimerHandle | None = None  # after which the process is killed
         self._problem = ""  # why it was killed
 
@@ -85,7 +84,7 @@ class DraftProcess:
 
     def ask(self, action: AskDraft) -> None:
         """Send a request. Its answer, or the end of the process, is fed as an event."""
-        process, number = self._process, action.request.number
+        process = self._process
         if process is None or process.stdin is None:
             return  # ``DraftGone`` is on its way
         try:
@@ -93,8 +92,6 @@ class DraftProcess:
         except WireError as error:
             self._kill(str(error))
             return
-        loop = asyncio.get_running_loop()
-        self._overdue = loop.call_later(action.wait_s, self._feed, DraftOverdue(number))
         self._expect(ANSWER_TIMEOUT_S, "it did not answer")
 
     def stop(self) -> None:
@@ -123,7 +120,7 @@ class DraftProcess:
             return self._problem or f"exit code {process.returncode}", False
         finally:
             self._process = None
-            self._cancel_timers()
+            self._cancel_timer()
             if process.returncode is None:
                 with suppress(ProcessLookupError):
                     process.kill()
@@ -146,21 +143,19 @@ class DraftProcess:
 
     def _on_message(self, message: DraftMessage) -> None:
         if isinstance(message, DraftLoaded | Proposals):
-            self._cancel_timers()
+            self._cancel_timer()
         self._feed(DraftMessageReceived(message))
 
     def _expect(self, within_s: float, problem: str) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
+        self._cancel_timer()
         self._deadline = asyncio.get_running_loop().call_later(
             within_s, self._kill, f"{problem} within {within_s:.0f} s"
         )
 
-    def _cancel_timers(self) -> None:
-        for timer in (self._overdue, self._deadline):
-            if timer is not None:
-                timer.cancel()
-        self._overdue = self._deadline = None
+    def _cancel_timer(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = None
 
     def _kill(self, problem: str) -> None:
         self._problem = self._problem or problem

@@ -250,18 +250,16 @@ class DraftMessageReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftOverdue:
-    """The request with this number to the draft model has not been answered in time."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
 class DraftGone:
     """The process of the draft model has ended. ``is_final``: it is not started again."""
 
     reason: str
     is_final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WaitExpired:
+    """The time that ``BrokerCore.wake_at`` returned has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +271,9 @@ def describe_event(event: Event) -> dict[str, object] | None:
     """Return an event's fields for the log; None for frequent events that cause little, such as ticks."""
     fields: dict[str, object] = {"kind": type(event).__name__}
     match event:
-        case Tick() | HeartbeatReceived() | JournalFigures() | ProcessFigures() | DraftMessageReceived():
+        case (
+            Tick() | WaitExpired() | HeartbeatReceived() | JournalFigures() | ProcessFigures() | DraftMessageReceived()
+        ):
             return None
         case ClientMessageReceived(client, message):
             fields |= {"client": client.hex(), "message": type(message).__name__}
@@ -319,7 +319,7 @@ Event = (
     | DescriptorsCounted
     | RulesChanged
     | DraftMessageReceived
-    | DraftOverdue
     | DraftGone
+    | WaitExpired
     | Tick
 )

@@ -14,6 +14,7 @@ import signal
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from random import SystemRandom
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,7 @@ from swarm.broker.events import (
     RouteTested,
     RulesChanged,
     Tick,
+    WaitExpired,
     describe_event,
 )
 from swarm.broker.journal import JournalWrite, confirm
@@ -133,6 +135,8 @@ class BrokerService:
         self._writes: list[JournalWrite] = []  # of the present turn of the loop
         self._unsent: deque[list[Bytes]] = deque()  # bounded by the core: never more than the steps in flight
         self._can_retry = asyncio.Event()
+        self._alarm: asyncio.TimerHandle | None = None  # feeds ``WaitExpired`` at ``_alarm_at``
+        self._alarm_at = inf
         self._stop = asyncio.Event()
         self._solver = PlanSolver(self._feed)
         if conflict := speculation_conflict(settings):
@@ -290,6 +294,18 @@ class BrokerService:
             self._carry_out(events)
         finally:
             self._flush_writes()
+        if self._core.wake_at != self._alarm_at:
+            self._set_alarm(self._core.wake_at)
+
+    def _set_alarm(self, at: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_at = at
+        self._alarm = None if at == inf else self._loop.call_later(at - self._clock.now(), self._on_alarm)
+
+    def _on_alarm(self) -> None:
+        self._alarm, self._alarm_at = None, inf  # it may be set to the same time again: the clocks differ a little
+        self._feed(WaitExpired())
 
     def _carry_out(self, events: deque[Event]) -> None:
         while events:

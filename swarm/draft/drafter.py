@@ -6,7 +6,8 @@ the same pass as the draw of the first proposed token; each further token takes 
 sequences of a request go through the model together.
 
 A sequence that lacks more than a few positions is *behind*: it is computed in chunks between the requests, and not
-proposed for until it has caught up. If the memory is full, the sequences that were asked for longest ago are dropped.
+not proposed for until it has caught up. If the memory is full, the sequence that was asked for longest ago is dropped,
+or the one that is behind: what has caught up goes on. The broker is sent all that are dropped.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from swarm.wire.draft_messages import (
     AskProposals,
     CaughtUp,
     DraftedTokens,
+    Dropped,
     Proposals,
     class_of,
 )
-from swarm.wire.messages import Row, Sampled
+from swarm.wire.messages import BLOCK, Row, Sampled
 
 CHUNK = 64  # positions computed between two requests; one that arrives meanwhile waits for the chunk's end
 
@@ -40,7 +42,7 @@ class DraftSequence:
     """A sequence in the draft model's memory."""
 
     id: int
-    params: SamplingParams  # as drawn with: with log probabilities, without a grammar
+    params: SamplingParams  # as drawn with: with log probabilities
     seed: int
     num_prompt: int
     limit: int  # maximum number of positions
@@ -77,10 +79,12 @@ class Drafter:
 
     def __init__(self, executor: Executor, max_sequences: int) -> None:
         self._executor = executor
-        self._context = executor.manifest.context
+        # positions of the longest sequence that fits, alone in the memory
+        self._max_positions = min(executor.manifest.context, executor.kv_capacity() // BLOCK * BLOCK)
         self._eos_token_ids = executor.manifest.eos_token_ids
         self._max_sequences = max_sequences
         self._sequences: dict[int, DraftSequence] = {}  # the one that was asked for longest ago first
+        self._dropped: list[int] = []  # for lack of memory, since the last answer
 
     @property
     def num_sequences(self) -> int:
@@ -98,13 +102,13 @@ class Drafter:
             self._release(ended)
         lost, refused, asked = [], [], list[_Proposal]()
         for entry in ask.sequences:
-            if entry.start + len(entry.tokens) >= self._context:
+            if entry.start + len(entry.tokens) >= self._max_positions:
                 self._release(entry.sequence)
                 refused.append(entry.sequence)
             elif (sequence := self._update(entry)) is None:
                 lost.append(entry.sequence)
             else:
-                most = min(entry.most, min(sequence.limit, self._context) - len(sequence.tokens))
+                most = min(entry.most, sequence.limit - len(sequence.tokens))
                 asked.append(_Proposal(sequence, len(sequence.tokens), most, [], []))
         ready = self._take_ready(asked)
         passes = 0
@@ -114,24 +118,22 @@ class Drafter:
         drafted = tuple(
             DraftedTokens(p.sequence.id, p.start, tuple(p.tokens), tuple(p.logprobs)) for p in ready if p.tokens
         )
-        held = self._sequences
-        dropped = [p.sequence.id for p in asked if held.get(p.sequence.id) is not p.sequence]
+        dropped, self._dropped = tuple(self._dropped), []
         behind = tuple(p.sequence.id for p in asked if p.sequence.is_behind and p.sequence.id not in dropped)
-        return Proposals(
-            ask.number,
-            drafted,
-            behind,
-            tuple(lost),
-            (*refused, *dropped),
-            passes,
-            time.perf_counter() - began,
-        )
+        seconds = time.perf_counter() - began
+        return Proposals(ask.number, drafted, behind, tuple(lost), tuple(refused), dropped, passes, seconds)
 
-    def catch_up(self) -> CaughtUp | None:
-        """Compute one chunk of a sequence that is behind; return a message if it has caught up with it."""
+    def catch_up(self) -> CaughtUp | Dropped | None:
+        """Compute one chunk of a sequence that is behind; return a message if it has caught up with it, or is dropped
+        because the others leave no memory for it."""
         sequence = next(s for s in self._sequences.values() if s.is_behind)
         count = min(CHUNK, sequence.pending - 1)
-        if self._forward([sequence], [count], draws=False) is None or sequence.pending > 1:
+        try:
+            self._forward([sequence], [count], draws=False)
+        except KvFull:
+            self._release(sequence.id)
+            return Dropped(sequence.id)
+        if sequence.pending > 1:
             return None
         sequence.is_behind = False
         return CaughtUp(sequence.id)
@@ -165,9 +167,9 @@ class Drafter:
         assert opening is not None
         self._release(entry.sequence)
         while len(self._sequences) >= self._max_sequences:
-            self._release(next(iter(self._sequences)))
-        limit = min(opening.limit, self._context)
-        params = msgspec.structs.replace(opening.params, logprobs=0, grammar=None)
+            self._drop_oldest()
+        limit = min(opening.limit, self._max_positions)
+        params = msgspec.structs.replace(opening.params, logprobs=0)
         self._executor.open(entry.sequence, limit)
         self._sequences[entry.sequence] = DraftSequence(
             entry.sequence, params, opening.seed, opening.num_prompt, limit, []
@@ -176,6 +178,12 @@ class Drafter:
     def _release(self, sequence: int) -> None:
         if self._sequences.pop(sequence, None) is not None:
             self._executor.release(sequence)
+
+    def _drop_oldest(self) -> None:
+        """Drop the sequence that was asked for longest ago."""
+        oldest = next(iter(self._sequences))
+        self._release(oldest)
+        self._dropped.append(oldest)
 
     def _take_ready(self, asked: Iterable[_Proposal]) -> list[_Proposal]:
         """Return the proposals that can be drawn now; the other sequences are behind."""
@@ -193,10 +201,12 @@ class Drafter:
     def _draw(self, proposals: Sequence[_Proposal], ask: AskProposals) -> None:
         """Draw the next token of each proposal; proposals that end with it, or can't go on, are done."""
         sequences = [proposal.sequence for proposal in proposals]
-        sampled = self._forward(sequences, [sequence.pending for sequence in sequences], draws=True)
-        if sampled is None:  # the memory is too small for all of them
+        try:
+            sampled = self._forward(sequences, [sequence.pending for sequence in sequences], draws=True)
+        except KvFull:  # the memory is too small for all of them
+            self._drop_oldest()
             for proposal in proposals:
-                proposal.is_done = proposal.sequence.id not in self._sequences
+                proposal.is_done = proposal.sequence.id in self._dropped
             return
         drawn = {draw.sequence: draw for draw in sampled}
         for proposal in proposals:
@@ -217,18 +227,13 @@ class Drafter:
 
     def _forward(
         self, sequences: Sequence[DraftSequence], counts: Sequence[int], *, draws: bool
-    ) -> tuple[Sampled, ...] | None:
-        """Compute the next positions of these sequences. None if a sequence had to be dropped for lack of memory, this
-        one or another: then nothing was computed."""
+    ) -> tuple[Sampled, ...]:
+        """Compute the next positions of these sequences. Raises ``KvFull``; then nothing was computed."""
         rows = tuple(Row(s.id, s.kv, count, draws) for s, count in zip(sequences, counts, strict=True))
         tokens = [token for s, count in zip(sequences, counts, strict=True) for token in s.tokens[s.kv : s.kv + count]]
         jobs = tuple(SampleJob(n, s.params, s.seed, s.tokens, s.num_prompt) for n, s in enumerate(sequences))
         batch = Batch(rows, np.array(tokens, np.int64), None, jobs if draws else ())
-        try:
-            result = self._executor.forward(batch, lambda: False, lambda: None)
-        except KvFull:
-            self._release(next(iter(self._sequences)))
-            return None
+        result = self._executor.forward(batch, lambda: False, lambda: None)
         for sequence, count in zip(sequences, counts, strict=True):
             sequence.kv += count
         return result.sampled

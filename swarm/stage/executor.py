@@ -10,8 +10,8 @@ positions already stored. A row's result depends on nothing but its own sequence
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ class Batch:
     samples: tuple[SampleJob, ...]
     alone: bool = True  # no other stage of this host computes meanwhile (or rarely), so all cores may be used
     through: LayerRange | None = None  # compute only these layers of the stage, with ``hidden`` as their input
+    proposed: Mapping[int, int] = field(default_factory=dict)  # rows that end in proposals: index, and their number
 
 
 @dataclass(frozen=True, slots=True)

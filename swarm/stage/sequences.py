@@ -208,19 +208,22 @@ class SequenceStore:
         tokens."""
         step = arrived.step
         counts = proposed_counts(step)
-        samples = []
+        samples, proposed = [], dict[int, int]()
         taken = 0
         for index, row in enumerate(step.rows):
             held = self.sequences[row.sequence]
             held.history[row.start : row.start + row.count] = step.tokens[taken : taken + row.count]
             held.unverified_from = None  # the row begins where the verified positions end
             taken += row.count
+            num_proposed = counts.get(row.sequence, 0)
+            if num_proposed:
+                proposed[index] = num_proposed
             if is_last and row.sample:
-                item, num_proposed = held.open, counts.get(row.sequence, 0)
+                item = held.open
                 job = SampleJob(index, item.params, item.seed, held.history, item.num_prompt, num_proposed)
                 samples.append(job)
         tokens = np.asarray(step.tokens, dtype=np.int64)
-        return Batch(step.rows, tokens, arrived.hidden, tuple(samples), step.alone)
+        return Batch(step.rows, tokens, arrived.hidden, tuple(samples), step.alone, proposed=proposed)
 
     def apply_header(self, step: Step, layers: LayerRange) -> str | None:
         """Retire, release, open and truncate sequences, in this order; return an error text if that is impossible.

@@ -39,7 +39,8 @@ _SequenceIds = Annotated[tuple[SequenceId, ...], msgspec.Meta(max_length=MAX_SEQ
 
 
 class DraftOpening(Record, frozen=True):
-    """What decides a sequence's draws, besides its tokens. ``limit``: maximum number of positions."""
+    """What decides a sequence's draws, besides its tokens. ``params``: without what a draft does not need.
+    ``limit``: maximum number of positions."""
 
     params: SamplingParams
     seed: Whole
@@ -94,9 +95,10 @@ class AskProposals(_DraftMessage, frozen=True):
 class Proposals(_DraftMessage, frozen=True):
     """Answer to the request with this number.
 
-    ``behind``: sequences whose tokens the draft model is still computing; ``CaughtUp`` follows. ``lost``: sequences
-    that the process has dropped or never had, which must be sent from the beginning. ``refused``: sequences that it
-    can't compute. ``passes``: passes through the model, which took ``seconds`` together.
+    ``behind``: sequences whose tokens the draft model is still computing; ``CaughtUp`` or ``Dropped`` follows.
+    ``lost``: sequences that the process does not have, which must be sent from the beginning. ``refused``: sequences
+    that it can't compute. ``dropped``: any sequences that it had, and dropped for lack of memory. ``passes``: passes
+    through the model, which took ``seconds`` together.
     """
 
     number: Whole
@@ -104,12 +106,19 @@ class Proposals(_DraftMessage, frozen=True):
     behind: _SequenceIds = ()
     lost: _SequenceIds = ()
     refused: _SequenceIds = ()
+    dropped: _SequenceIds = ()
     passes: Whole = 0
     seconds: Seconds = 0.0
 
 
 class CaughtUp(_DraftMessage, frozen=True):
     """The draft model has computed all tokens of this sequence but the last: it can be proposed for."""
+
+    sequence: SequenceId
+
+
+class Dropped(_DraftMessage, frozen=True):
+    """The process has dropped this sequence for lack of memory, before it had caught up."""
 
     sequence: SequenceId
 
@@ -131,7 +140,7 @@ class DraftUnusable(_DraftMessage, frozen=True):
     reason: Text
 
 
-DraftMessage = Proposals | CaughtUp | DraftLoaded | DraftUnusable
+DraftMessage = Proposals | CaughtUp | Dropped | DraftLoaded | DraftUnusable
 
 _encoder = msgspec.msgpack.Encoder()
 _ask_decoder = msgspec.msgpack.Decoder(AskProposals)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 import swarm.demo
 from swarm.params import Grammar, SamplingParams
@@ -17,7 +19,7 @@ from swarm.stage import native
 from swarm.stage.quantization.at_load import AS_STORED, Quantization
 from tests.model.cutting import Cutter, random_tokens
 from tests.model.models import named_config
-from tests.model.stage_line import Answer, Driver, StageLine, Token, layers_of
+from tests.model.stage_line import Answer, Driver, Propose, StageLine, Token, layers_of, propose_nothing
 
 DEMO = Path(swarm.demo.__file__).parent / "village"
 INT4 = Quantization(weights="int4")
@@ -245,3 +247,71 @@ def test_a_plan_change_cuts_what_was_refused(cutter: Cutter, save: Callable[...,
             driver.line.next_step = 1
     assert num_changes > 3
     assert answer.drawn == expected[1]
+
+
+OVERFLOWS = 250  # a token whose values are not finite; no prompt has it
+OVERFLOWING = [("llama", "float32"), ("gpt_oss", "bfloat16"), ("gemma3_text", "float32"), ("qwen3_moe", "bfloat16")]
+
+
+def _overflowing(kind: str, save: Callable[..., Path]) -> Path:
+    """Return the folder of a model whose first layer has values that are not finite for one token."""
+    name = f"{kind} that overflows"
+    if name not in _FOLDERS:
+        folder = save(named_config(kind, tie_word_embeddings=False))
+        (file,) = folder.glob("*.safetensors")
+        weights = load_file(file)
+        embedding, values = (weights[f"model.{name}.weight"] for name in ("embed_tokens", "layers.0.self_attn.v_proj"))
+        embedding[:, 0] = embedding[OVERFLOWS] = 0.0
+        embedding[OVERFLOWS, 0] = 1.0  # no other token has anything in this element
+        values[:, 0] = 3e38
+        save_file(weights, file, {"format": "pt"})
+        _FOLDERS[name] = folder
+    return _FOLDERS[name]
+
+
+def with_overflow(answer: Answer, following: Sequence[int], chance: random.Random) -> Sequence[int]:
+    """Right up to a token that overflows, and random behind it."""
+    num_right = chance.randint(0, 2)
+    return [*following[:num_right], OVERFLOWS, *(chance.randrange(250) for _ in range(chance.randint(0, 3)))]
+
+
+@pytest.mark.parametrize("kernels", ["ours", "torch's"])
+@pytest.mark.parametrize(("kind", "dtype"), OVERFLOWING)
+def test_a_guess_that_overflows_changes_no_other_row(
+    save: Callable[..., Path], kind: str, dtype: str, kernels: str
+) -> None:
+    """Neither rows before it in its step, nor rows that are computed in its cell later."""
+    folder = _overflowing(kind, save)
+    sampling = [
+        SamplingParams(**(fields | {"max_tokens": LONG, "logit_bias": {OVERFLOWS: -1000.0}}))
+        for fields in PARAMS.values()
+    ]
+    with native.disabled("to test torch's") if kernels != "ours" else nullcontext():
+        cutter = Cutter()
+        expected = drawn(run(StageLine(cutter.cut(folder, (0, 6), dtype)), sampling))
+        driver = run(StageLine(cutter.cut(folder, (0, 6), dtype)), sampling, Speculator(with_overflow, expected))
+    assert all(answer.failure is None for answer in driver.answers)
+    assert drawn(driver) == expected
+    assert sum(sum(answer.proposed) for answer in driver.answers) > 100
+
+
+@pytest.mark.parametrize("kernels", ["ours", "torch's"])
+def test_an_accepted_token_that_overflows_fails_as_without_proposals(save: Callable[..., Path], kernels: str) -> None:
+    folder = _overflowing("llama", save)
+    params = SamplingParams(max_tokens=LONG, temperature=0.9, logit_bias={OVERFLOWS: 3.0})
+    with native.disabled("to test torch's") if kernels != "ours" else nullcontext():
+        cutter = Cutter()
+
+        def result(propose: Propose = propose_nothing) -> list[Answer]:
+            driver = Driver(StageLine(cutter.cut(folder, (0, 6))), propose)
+            for number in range(8):
+                driver.add(Answer(number, params, 100 + number, PROMPTS[number % len(PROMPTS)]))
+            driver.run()
+            return driver.answers
+
+        plain = result()
+        padded = {answer.sequence: [*answer.drawn, (5, ()), (6, ())] for answer in plain}
+        found = result(Speculator(right, padded))
+    # the failure names its position; the driver takes no tokens of the step in which it comes
+    assert [answer.failure for answer in found] == [answer.failure for answer in plain]
+    assert any(answer.failure and answer.accepted and answer.accepted[-1] for answer in found)

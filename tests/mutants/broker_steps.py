@@ -247,4 +247,58 @@ MUTANTS = (
         new="",
         caught_by="tests/unit/broker/steps/test_proposals.py::test_a_draw_that_is_withheld_is_made_again",
     ),
+    Mutant(
+        name="inexact-rows-speculate",
+        breaks="Tokens are proposed where a row's bits depend on its batch.",
+        target="swarm.broker.steps.proposals:_can_verify",
+        old='and not ((capacity := state.plans.capacity.get(member)) is not None and "inexact" in capacity.kernels)',
+        new="",
+        caught_by="tests/unit/broker/steps/test_proposals.py::test_nothing_is_proposed_where_a_rows_bits_depend_on_its_batch",
+    ),
+    Mutant(
+        name="one-wait-stops-all",
+        breaks="One sequence that waits for its proposal stops the steps of all others.",
+        target="swarm.broker.steps.scheduler:_waits_for_proposals",
+        old="return 0 < num_waiting >= len(running.due) - num_waiting + running.num_prefilling",
+        new="return 0 < num_waiting",
+        caught_by="tests/unit/broker/speculation/test_drafts.py::test_one_sequence_that_waits_does_not_stop_several",
+    ),
+    Mutant(
+        name="waits-outlive-sequences",
+        breaks="Steps wait for the proposal of a sequence that has ended.",
+        target="swarm.broker.speculation.speculation:Speculation.end_expired",
+        old="if now < until and self._tracked[sequence].state is SequenceState.RUNNING",
+        new="if now < until",
+        caught_by="tests/unit/broker/speculation/test_drafts.py::test_a_wait_ends_with_its_sequence",
+    ),
+    Mutant(
+        name="drafts-for-certain-tokens",
+        breaks="A sequence waits for a draft of tokens that its grammar forces.",
+        target="swarm.broker.speculation.speculation:Speculation.prepare",
+        old="""
+            if self._grammar.has_tokens(sequence):
+                return
+        """,
+        new="",
+        caught_by="tests/unit/broker/speculation/test_drafts.py::test_a_sequence_whose_next_tokens_are_certain_waits_for_no_draft",
+    ),
+    Mutant(
+        name="grammars-sent-to-drafts",
+        breaks="Openings for the draft process contain grammars, and may exceed a frame.",
+        target="swarm.broker.speculation.drafts:_entry",
+        old="params = structs.replace(sequence.request.submit.params, grammar=None, stop=(), logprobs=None)",
+        new="params = sequence.request.submit.params",
+        caught_by="tests/unit/broker/speculation/test_drafts.py::test_openings_have_no_grammar_and_fit_into_a_frame",
+    ),
+    Mutant(
+        name="dropped-drafts-never-return",
+        breaks="A sequence that the draft process has dropped is never asked for again.",
+        target="swarm.broker.speculation.drafts:Drafts.forget",
+        old="""
+            if self._crowded_out:
+                del self._crowded_out[next(iter(self._crowded_out))]
+        """,
+        new="",
+        caught_by="tests/unit/broker/speculation/test_drafts.py::test_a_sequence_that_was_dropped_is_asked_for_when_another_one_has_ended",
+    ),
 )

@@ -13,8 +13,8 @@
   While others can do its work it is called back only after a pause, which doubles each time: broken memory would
   produce
   corrupt results again immediately.
-* *Not finite at a proposed token.* The text may be none that the model has a finite answer to. The step is repeated,
-  nothing more is proposed for the sequence, and neither the worker nor the request is blamed.
+* *Not finite in a row with proposed tokens.* Their text may be none that the model has a finite answer to. The step is
+  repeated, nothing more is proposed for the sequence, and neither the worker nor the request is blamed.
 * *The same sequence again.* If a sequence is involved ``QUARANTINE_AFTER`` times, on more than one worker or on a
   worker
   that no other one could replace, the model has no finite answer to it: its request fails, and the worker stays.
@@ -65,7 +65,7 @@ class IntegrityMonitor:
         """Decide about hidden states that are not finite. ``is_needed``: no other worker could compute the suspect's
         layers."""
         self.state.count("not_finite")
-        certain = [row for row in report.rows if not self._is_proposed(row)]
+        certain = [row for row in report.rows if not self._has_proposal(row)]
         if not certain:  # a guess may be a text to which the model has no finite answer
             return FaultRuling(None, "", ())
         sequences = [s for row in certain if (s := self._find_unended(row.sequence)) is not None]
@@ -85,15 +85,13 @@ class IntegrityMonitor:
         ends = tuple((sequence, self._poison_reason(sequence, report)) for sequence in poisonous)
         return FaultRuling(None if is_the_model else suspect, evidence, ends)
 
-    def _is_proposed(self, row: SequencePosition) -> bool:
-        """Whether the first position that is not finite is that of a proposed token. Nothing more is then proposed for
-        the sequence."""
-        proposal = self.state.find_proposal(row.sequence)
-        if proposal is None:
+    def _has_proposal(self, row: SequencePosition) -> bool:
+        """Whether the row ends in proposed tokens. Nothing more is then proposed for the sequence."""
+        if self.state.find_proposal(row.sequence) is None:
             return False
         if (sequence := self._find_unended(row.sequence)) is not None:
             sequence.stop_speculation()
-        return row.position >= proposal.start
+        return True
 
     def sequences_to_quarantine(self) -> list[tuple[Sequence, str]]:
         """Return the sequences that were in flight at several worker deaths, with the reason to end them: each may be

@@ -2,8 +2,11 @@
 
 Events of the process come in (``handle``), requests go out as actions. One request is under way at a time, for all
 sequences whose next token is due. Sequences wait for their proposals until a deadline that follows from the measured
-times of earlier requests, then go on without. Nothing that the process sends can change an answer: the stages verify
-each token, and tokens that the model of the swarm does not have are dropped here.
+times of earlier requests, then go on without.
+
+A sequence that the process drops for lack of memory is asked for again when another one has ended. Nothing that the
+process sends can change an answer: the stages verify each token, and tokens that the model of the swarm does not have
+are dropped here.
 """
 
 from __future__ import annotations
@@ -11,14 +14,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from msgspec import structs
+
 from swarm.broker.actions import AskDraft, Outbox, StopDraft
-from swarm.broker.events import DraftGone, DraftMessageReceived, DraftOverdue
+from swarm.broker.events import DraftGone, DraftMessageReceived
 from swarm.broker.speculation.draft_costs import MAX_DEPTH, DraftCosts, DraftPlan
 from swarm.broker.speculation.proposer import ProposerName
 from swarm.broker.state import Sequence, SequenceState, State
 from swarm.wire.draft_messages import (
     CATCH_UP,
     MAX_ASKED,
+    MAX_FRAME_BYTES,
     AskedSequence,
     AskProposals,
     CaughtUp,
@@ -26,6 +32,7 @@ from swarm.wire.draft_messages import (
     DraftLoaded,
     DraftOpening,
     DraftUnusable,
+    Dropped,
     Proposals,
     class_of,
 )
@@ -36,7 +43,7 @@ WAIT_FACTOR = 3.0
 MIN_WAIT_S = 0.004
 FIRST_WAIT_S = 0.05
 MAX_WAIT_S = 0.5
-MAX_ASK_TOKENS = 1 << 20  # of all sequences of a request; the first sequence may always be sent
+MAX_ASK_BYTES = MAX_FRAME_BYTES // 2  # of all sequences of a request; the first sequence may always be sent
 # Where proposals do not pay, short ones are asked for after this number of steps: a probe.
 PROBE_EVERY = 48
 MAX_PROBE_EVERY = 768  # the interval doubles with each probe that does not pay
@@ -45,7 +52,7 @@ MIN_ACCEPTANCE = 0.2  # of a sequence's tokens, for more than probes
 SEQUENCE_WEIGHT = 0.05  # weight of a token in the acceptance of its sequence
 TOKENIZER = "tokenizer.json"
 
-DraftEvent = DraftMessageReceived | DraftOverdue | DraftGone
+DraftEvent = DraftMessageReceived | DraftGone
 DraftState = Literal["starting", "ready", "gone", "refused"]
 
 
@@ -92,6 +99,7 @@ class _Request:
     sent_at: float
     sequences: dict[int, int]  # sequence -> tokens that were sent of it
     least_kept: float
+    until: float  # time until which sequences wait for it
     is_overdue: bool = False
 
 
@@ -112,6 +120,8 @@ class Drafts:
     _request: _Request | None = None
     _num_requests: int = 0
     _to_forget: list[int] = field(default_factory=list)
+    # sequences for which the process had no memory, the first one first
+    _crowded_out: dict[int, None] = field(default_factory=dict)
     _num_plain: int = 0  # steps since the last request for which proposals did not pay
     _probe_every: int = PROBE_EVERY  # such steps between two probes
 
@@ -120,14 +130,14 @@ class Drafts:
     def handle(self, event: DraftEvent, now: float) -> list[int]:
         """Handle an event of the process; return the sequences that need not wait any more."""
         match event:
-            case DraftOverdue(number):
-                self.on_overdue(number)
             case DraftGone(reason, is_final):
                 return self.on_gone(reason, is_final=is_final)
             case DraftMessageReceived(Proposals() as answer):
                 return self.on_proposals(answer, now)
             case DraftMessageReceived(CaughtUp(sequence)):
                 self.on_caught_up(sequence)
+            case DraftMessageReceived(Dropped(sequence)):
+                self._on_dropped(sequence)
             case DraftMessageReceived(DraftLoaded() as loaded):
                 self.on_loaded(loaded)
             case DraftMessageReceived(DraftUnusable()):
@@ -156,6 +166,7 @@ class Drafts:
         self._sequences.clear()
         self._wishes.clear()
         self._to_forget.clear()
+        self._crowded_out.clear()
         return waiting
 
     def on_proposals(self, answer: Proposals, now: float) -> list[int]:
@@ -178,6 +189,8 @@ class Drafts:
         for sequence in set(answer.refused) & request.sequences.keys() & self._sequences.keys():
             self._sequences[sequence].is_refused = True
             self.state.count("draft_refusals")
+        for sequence in answer.dropped:
+            self._on_dropped(sequence)
         return list(request.sequences)
 
     def _store(self, drafted: DraftedTokens, request: _Request) -> None:
@@ -201,10 +214,18 @@ class Drafts:
         if (held := self._sequences.get(sequence)) is not None:
             held.is_behind = False
 
-    def on_overdue(self, number: int) -> None:
-        """Note that sequences have stopped waiting for this request."""
-        if self._request is not None and self._request.number == number and not self._request.is_overdue:
-            self._request.is_overdue = True
+    def _on_dropped(self, sequence: int) -> None:
+        """Ask for a sequence no more until there is memory for it."""
+        if (held := self._sequences.get(sequence)) is not None:
+            held.num_sent, held.is_behind, held.drafted = 0, False, ()
+            self._crowded_out[sequence] = None
+            self.state.count("draft_drops")
+
+    def check_overdue(self, now: float) -> None:
+        """Note when sequences have stopped waiting for the request under way."""
+        request = self._request
+        if request is not None and not request.is_overdue and now >= request.until:
+            request.is_overdue = True
             self.state.count("draft_overdue")
 
     # --- sequences ---------------------------------------------------------------------------------------------------
@@ -212,6 +233,7 @@ class Drafts:
     def prepare(self, sequence: Sequence, most: int, now: float) -> float | None:
         """Wish for a proposal for a sequence. Return the time until which it waits; ``ask`` may end the wait at once.
         None if it does not wait."""
+        self.check_overdue(now)
         request = self._request
         if most <= 0 or not self._is_usable() or (request is not None and request.is_overdue):
             return None
@@ -220,13 +242,20 @@ class Drafts:
         held = self._sequences.get(sequence.id)
         if held is None:
             held = self._sequences[sequence.id] = _DraftedSequence(sequence, acceptance=self.costs.total.value)
-        if held.is_behind or held.is_refused or len(self._wishes) >= MAX_ASKED:
+        if held.is_behind or held.is_refused or len(self._wishes) >= MAX_ASKED or self._has_no_memory(sequence.id):
             return None
         if sequence.sampled - held.num_sent >= CATCH_UP:
             self._wishes[sequence.id] = _Wish(held, 1, None)
             return None  # until it has caught up
         wish = self._wishes[sequence.id] = _Wish(held, min(most, MAX_DEPTH), now + self._wait_s(now))
         return wish.until
+
+    def _has_no_memory(self, sequence: int) -> bool:
+        """Whether the process has no memory for a sequence. If it has dropped all, it has."""
+        if sequence not in self._crowded_out or any(held.num_sent for held in self._sequences.values()):
+            return sequence in self._crowded_out
+        del self._crowded_out[sequence]
+        return False
 
     def _wait_s(self, now: float) -> float:
         """Return how long to wait for a proposal at most, the rest of the request under way included."""
@@ -277,23 +306,23 @@ class Drafts:
 
     def _send(self, plan: DraftPlan, now: float) -> None:
         entries: list[AskedSequence] = []
-        until, num_tokens = now, 0
+        until, num_bytes = now, 0
         for number, wish in [*self._wishes.items()]:
             entry = _entry(wish)
-            if entries and num_tokens + len(entry.tokens) > MAX_ASK_TOKENS:
+            num_bytes += _max_bytes(entry)
+            if entries and num_bytes > MAX_ASK_BYTES:
                 break
             del self._wishes[number]
-            num_tokens += len(entry.tokens)
             wish.held.num_sent = wish.held.sequence.sampled
             until = max(until, wish.until or now)
             entries.append(entry)
         self._num_requests += 1
         sent = {entry.sequence: entry.start + len(entry.tokens) for entry in entries}
-        self._request = _Request(self._num_requests, now, sent, plan.least_kept)
+        self._request = _Request(self._num_requests, now, sent, plan.least_kept, until)
         forgotten = tuple(self._to_forget)
         self._to_forget.clear()
         message = AskProposals(self._num_requests, plan.least, self.costs.acceptance, tuple(entries), forgotten)
-        self.out.append(AskDraft(message, until - now))
+        self.out.append(AskDraft(message))
 
     def propose(self, sequence: Sequence, most: int) -> tuple[int, ...]:
         """Return what is left of the last proposal after the tokens that the sequence has gained since."""
@@ -318,9 +347,12 @@ class Drafts:
     def forget(self, sequence: int) -> None:
         """Drop a sequence that has ended or left the stages; the process drops it with the next request."""
         self._wishes.pop(sequence, None)
+        self._crowded_out.pop(sequence, None)
         held = self._sequences.pop(sequence, None)
         if held is not None and held.num_sent:
             self._to_forget.append(sequence)
+            if self._crowded_out:  # its memory is enough for one of them, perhaps
+                del self._crowded_out[next(iter(self._crowded_out))]
 
     def _forget_ended(self) -> None:
         for number, held in [*self._sequences.items()]:
@@ -363,9 +395,16 @@ def _entry(wish: _Wish) -> AskedSequence:
         held.num_sent = 0  # it was cut
     opening = None
     if not held.num_sent:
-        params = sequence.request.submit.params
+        # the log probability of each token is drawn in any case; a grammar is long, and the stages enforce it
+        params = structs.replace(sequence.request.submit.params, grammar=None, stop=(), logprobs=None)
         opening = DraftOpening(params, sequence.seed, sequence.num_prompt, max(1, sequence.limit))
     return AskedSequence(sequence.id, held.num_sent, tuple(sequence.tokens[held.num_sent :]), wish.most, opening)
+
+
+def _max_bytes(entry: AskedSequence) -> int:
+    """Return the largest size of an entry in a frame."""
+    params = None if entry.opening is None else entry.opening.params
+    return 512 + 5 * len(entry.tokens) + (0 if params is None else 14 * len(params.logit_bias))
 
 
 def vocabulary_difference(loaded: DraftLoaded, model: Manifest) -> str:

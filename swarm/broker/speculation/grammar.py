@@ -32,6 +32,10 @@ class GrammarProposer:
         """Keep the tokens that are certain to follow the sequence's newest token."""
         self._forced[sequence.id] = _Forced(sequence.sampled, tokens)
 
+    def has_tokens(self, sequence: Sequence) -> bool:
+        """Whether forced tokens follow the sequence's newest one."""
+        return bool(self.propose(sequence, 1))
+
     def propose(self, sequence: Sequence, most: int) -> tuple[int, ...]:
         """Return the forced tokens that follow the sequence's newest token. They are dropped when the sequence has gone
         on otherwise: it was cut, or its grammar has changed."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from math import inf
 from typing import TYPE_CHECKING
 
 from swarm.broker.speculation.depth import DepthControl, Offer
@@ -166,7 +167,9 @@ class Speculation:
             self._grammar.store(sequence, forced.tokens)
 
     def prepare(self, sequence: Sequence, most: int, now: float) -> None:
-        """Order proposals for a sequence whose next token has become due."""
+        """Order proposals for a sequence whose next token has become due, unless its next tokens are certain."""
+        if self._grammar.has_tokens(sequence):
+            return
         for proposer in self._async:
             if self._may_propose(proposer, sequence):
                 self._tracked[sequence.id] = sequence
@@ -184,11 +187,24 @@ class Speculation:
         del self._waits[sequence.id]
         return False
 
-    def has_waits(self, now: float) -> bool:
-        """Whether any sequence waits for a proposal."""
+    def num_waiting(self, now: float) -> int:
+        """Return how many sequences wait for a proposal and are still running."""
+        self.end_expired(now)
+        return len(self._waits)
+
+    def end_expired(self, now: float) -> None:
+        """Drop waits whose time has passed, and those of sequences that have ended or left the stages."""
         if self._waits:
-            self._waits = {sequence: until for sequence, until in self._waits.items() if now < until}
-        return bool(self._waits)
+            self._waits = {
+                sequence: until
+                for sequence, until in self._waits.items()
+                if now < until and self._tracked[sequence].state is SequenceState.RUNNING
+            }
+
+    @property
+    def next_wait_end(self) -> float:
+        """Time at which the next wait ends by itself; infinite if no sequence waits."""
+        return min(self._waits.values(), default=inf)
 
     def end_wait(self, sequence: int) -> None:
         """Let a sequence join the next step: its proposal has arrived, or will not."""

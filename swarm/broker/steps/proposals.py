@@ -127,7 +127,12 @@ def count_equal(proposed: tuple[int, ...], drawn: list[int]) -> int:
 
 
 def _can_verify(state: State) -> bool:
-    """Whether every stage of the active plan can verify proposed tokens."""
+    """Whether every stage of the active plan can verify proposed tokens. Where a row's bits depend on its batch, an
+    answer would not be the same with them as without."""
     plan = state.plans.current
-    workers = [] if plan is None else [state.workers[stage.incarnation] for stage in plan.stages]
-    return bool(workers) and all(max(worker.hello.wire_versions) >= SPECULATION_VERSION for worker in workers)
+    members = [] if plan is None else [stage.incarnation for stage in plan.stages]
+    return bool(members) and all(
+        max(state.workers[member].hello.wire_versions) >= SPECULATION_VERSION
+        and not ((capacity := state.plans.capacity.get(member)) is not None and "inexact" in capacity.kernels)
+        for member in members
+    )

@@ -17,8 +17,9 @@ failure then shows whether one of the sequences or the worker is to blame (``mem
 
 While layers that changed hands are rebuilt, steps pause in favour of replays (``planner.pauses``).
 
-With one step in flight, a step waits for sequences that wait for their proposals. Otherwise they and the other
-sequences would take steps in turns, half as full, while the draft model computes on the stages' cores.
+Sequences that wait for their proposals join no step. With one step in flight, a step waits for them unless more others
+could join it. If it never did, two groups would take steps in turns for good, each half as full, while the draft model
+computes on the stages' cores; so the smaller group joins the larger one.
 
 The scheduler does not track micro-batches: tokens that no step carries yet are a sequence's ``pending`` ones, and a
 decode has none while its step is in flight. The cost of a step is proportional to its rows, however many sequences
@@ -195,7 +196,7 @@ def next_step(
     state.decision.depth, state.decision.mode = most, "batch" if most == 1 else "overlapped"
     if len(state.in_flight) >= most or not _has_work(state) or _must_yield_to_replays(state, now):
         return None
-    if most == 1 and speculation.has_waits(now):
+    if most == 1 and _waits_for_proposals(state, speculation, now):
         return None
     admit(state, settings, now, speculation.max_tokens_per_step)
     chosen = _choose(state, settings, most, speculation)
@@ -215,6 +216,12 @@ def _has_work(state: State) -> bool:
     running = state.running
     pending = running.due or running.num_prefilling
     return bool(pending or state.waiting or state.to_release or state.to_retire or state.restores.unopened)
+
+
+def _waits_for_proposals(state: State, speculation: Speculation, now: float) -> bool:
+    """Whether a step waits: at least as many sequences wait for their proposals as others that run could join it."""
+    num_waiting, running = speculation.num_waiting(now), state.running
+    return 0 < num_waiting >= len(running.due) - num_waiting + running.num_prefilling
 
 
 def _must_yield_to_replays(state: State, now: float) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from swarm.broker import actions as broker_act
 from swarm.broker import events as broker_event
@@ -76,6 +77,7 @@ class BrokerNode:
         self._longest_pause_s = 0.0  # longest standstill so far
         self._repeats_writes = False  # the current event makes it repeat writes of an earlier moment
         self._retention_check = fates.RetentionCheck(settings.requests.client_grace_s)
+        self._wake_at = inf  # as the core wanted at last
         self._unwritten: set[tuple[int, ...]] = set()  # sequences of requests that wait for the journal
         self.started_at = 0.0
         self._held_back: list[broker_event.Event] = []  # events received while frozen
@@ -254,6 +256,20 @@ class BrokerNode:
             self._cluster.check_after_broker(snapshot)
         if kind:
             self.spring_trap("after", kind)
+        if self.is_alive and self.core.wake_at != self._wake_at:
+            self._wake_at = self.core.wake_at
+            self._wake_later(self._wake_at)
+
+    def _wake_later(self, at: float) -> None:
+        """Feed ``WaitExpired`` at the time that the core wants, unless it has come to want another one."""
+        if at < inf:
+            life = self.life
+            self._world.schedule(max(0.0, at - self._world.now), lambda: self._wake(at, life))
+
+    def _wake(self, at: float, life: int) -> None:
+        if self.is_alive and self.life == life and self._wake_at == at:
+            self._wake_at = inf
+            self.feed(broker_event.WaitExpired())
 
     def _on_facts(self, facts: Sequence[SimJournalFact]) -> None:
         for fact in facts:

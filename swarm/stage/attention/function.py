@@ -9,9 +9,10 @@ built.
 A row's result must have the same bits whatever else is in the batch and however the prompt was split. The order in
 which a kernel sums depends on the number of keys, so that number may depend on the row's own position only. Positions
 lie in cells of 128, and a query attends to everything up to the end of its cell. Keys past a row's own position are
-masked: their weight is exactly 0, and their values are finite. A window begins on a multiple of 32. A group's query
-heads count as rows of their common key head, and products take fixed numbers of rows that a probe has shown to be safe
-(``probe``). Sequences share a product only where the probe shows that each has the bits that it has alone.
+masked: their weight is exactly 0, and their values are finite (``guesses``). A window begins on a multiple of 32. A
+group's query heads count as rows of their common key head, and products take fixed numbers of rows that a probe has
+shown to be safe (``probe``). Sequences share a product only where the probe shows that each has the bits that it has
+alone.
 """
 
 from __future__ import annotations
@@ -109,6 +110,7 @@ def attend_rows(
             sinks=options.sinks,
         )
     groups = _pass_groups(forward_pass, options.window, query.device)
+    value, spoiled = (value, None) if groups.guesses is None else groups.guesses.clean(value)
     _write_keys_values(forward_pass, groups, layer, key, value)
     # a power of two: scaling the queries, which are fewer than the scores, is exact
     if math.frexp(options.scale)[0] == 0.5:
@@ -117,6 +119,12 @@ def attend_rows(
     proof, together = prove_attention(query, key, value)
     for group in groups.groups if together else groups.single_groups:
         output[group.tokens] = _attend_group(query[group.tokens], group.rack.buffers[layer], group, options, proof)
+    return output if spoiled is None else _spoil(output, spoiled)
+
+
+def _spoil(output: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Make the results of these tokens not finite."""
+    output[: len(tokens)].masked_fill_(tokens[:, None, None], math.nan)
     return output
 
 

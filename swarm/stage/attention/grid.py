@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from swarm.wire.messages import BLOCK, Row
@@ -44,13 +44,15 @@ class Span:
     start: int  # position of the first token in its sequence
     count: int
     tiles: tuple[Tile, ...]
+    num_proposed: int = 0  # tokens at its end that are proposals
 
 
-def layout_spans(rows: Iterable[Row]) -> Iterator[Span]:
-    """Yield the rows as consecutive spans of a batch."""
+def layout_spans(rows: Iterable[Row], proposed: Mapping[int, int] | None = None) -> Iterator[Span]:
+    """Yield the rows as consecutive spans of a batch. ``proposed``: by index, how many proposals a row ends in."""
     offset = 0
-    for row in rows:
-        yield Span(row.sequence, offset, row.start, row.count, tuple(_tiles(offset, row.start, row.count)))
+    for index, row in enumerate(rows):
+        tiles = tuple(_tiles(offset, row.start, row.count))
+        yield Span(row.sequence, offset, row.start, row.count, tiles, proposed.get(index, 0) if proposed else 0)
         offset += row.count
 
 

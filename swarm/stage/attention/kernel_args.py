@@ -18,7 +18,7 @@ _pointer, _count = ctypes.c_void_p, ctypes.c_int64
 class NativeSpan(ctypes.Structure):
     """``SwarmSpan`` of kernels.h. The structures below mirror kernels.h, too."""
 
-    _fields_ = [(name, _count) for name in ("offset", "count", "start", "place")]
+    _fields_ = [(name, _count) for name in ("offset", "count", "start", "place", "guessed")]
 
 
 class NativeCache(ctypes.Structure):

@@ -84,6 +84,6 @@ def _group_by_rack(arena: KvArena, spans: Iterable[Span]) -> Iterator[RackBatch]
     for span in spans:
         rack, place = arena.slot(span.sequence)
         _, native_spans = by_rack.setdefault(id(rack), (rack, []))
-        native_spans.append(NativeSpan(span.offset, span.count, span.start, place))
+        native_spans.append(NativeSpan(span.offset, span.count, span.start, place, span.num_proposed))
     for rack, native_spans in by_rack.values():
         yield RackBatch(rack, (NativeSpan * len(native_spans))(*native_spans))

@@ -13,6 +13,7 @@ import torch
 
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import CELL, GRID, Span, Tile
+from swarm.stage.attention.guesses import Guesses, mark_guesses
 from swarm.stage.attention.racks import Rack
 
 # Keys that one product takes, of all its sequences together, so that the kernel's packed operand stays in the caches.
@@ -69,6 +70,7 @@ class AttentionPlan:
     token_writes: tuple[TokenWrites, ...]  # sequences with one new position
     span_writes: tuple[SpanWrite, ...]  # sequences with several
     groups: tuple[TileGroup, ...]
+    guesses: Guesses | None  # the tokens that are proposals; None without any
 
     @property
     def single_groups(self) -> Iterator[TileGroup]:
@@ -85,6 +87,7 @@ def plan_attention(arena: KvArena, spans: Iterable[Span], window: int | None, de
         tuple(_writes(spans, places, device)),
         tuple(SpanWrite(*places[span.sequence], span) for span in spans if span.count > 1),
         tuple(_groups(spans, places, window, device)),
+        mark_guesses(spans, device),
     )
 
 

@@ -41,7 +41,7 @@ def run_batch(
     ``by_modules``, the stage's program is not used.
     """
     num_tokens = len(batch.tokens)
-    spans = tuple(layout_spans(batch.rows))
+    spans = tuple(layout_spans(batch.rows, batch.proposed))
     forward_pass = ForwardPass(
         arena, stage.layers, spans, is_fenced=is_fenced, on_progress=on_progress, on_layers_done=on_layers_done
     )

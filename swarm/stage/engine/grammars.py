@@ -94,7 +94,7 @@ class GrammarMasks:
         sequence; none if the grammar leaves a choice.
 
         A forced text can have several tokenizations. These are the tokenizer's own, and the masks that follow allow no
-        others. They cost no time in total: the next mask needs the same computation, and finds it done.
+        others. The next mask needs the same computation, and finds it done.
         """
         reader = self._readers.get(sequence)
         if reader is None or token in self._ends or token in params.stop_token_ids:

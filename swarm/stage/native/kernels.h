@@ -89,6 +89,7 @@ typedef struct {
   int64_t count;  /* tokens */
   int64_t start;  /* position of the first */
   int64_t place;  /* of its keys and values in the cache */
+  int64_t guessed; /* tokens at its end that are proposals */
 } SwarmSpan;
 
 /*

@@ -42,10 +42,10 @@ def split_batch(batch: Batch) -> Iterator[Batch]:
     The token after a row is drawn with the row's last piece. Positions after which a token may be drawn share that
     piece, however many proposals there are.
     """
-    proposed = {job.row: job.num_proposed for job in batch.samples}
     at = 0
     for number, row in enumerate(batch.rows):
-        num_drawn = 1 + proposed.get(number, 0)
+        num_proposed = batch.proposed.get(number, 0)
+        num_drawn = 1 + num_proposed
         first = 0
         while first < row.count:
             rest = row.count - first
@@ -57,5 +57,6 @@ def split_batch(batch: Batch) -> Iterator[Batch]:
                 tokens=batch.tokens[at : at + count],
                 hidden=None if batch.hidden is None else batch.hidden[at : at + count],
                 samples=tuple(replace(job, row=0) for job in batch.samples if is_last and job.row == number),
+                proposed={0: num_proposed} if is_last and num_proposed else {},
             )
             at, first = at + count, first + count

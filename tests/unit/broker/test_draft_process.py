@@ -17,7 +17,7 @@ import pytest
 from swarm.broker import draft_process
 from swarm.broker.actions import AskDraft
 from swarm.broker.draft_process import DraftProcess
-from swarm.broker.events import DraftGone, DraftMessageReceived, DraftOverdue
+from swarm.broker.events import DraftGone, DraftMessageReceived
 from swarm.wire.draft_messages import NUM_CLASSES, AskProposals, DraftLoaded, Proposals
 
 WITHIN_S = 20.0
@@ -36,7 +36,7 @@ def requests():
 loaded = DraftLoaded("small", 97, 512, (), 1, float(os.getpid()))
 """
 ANSWERS = "send(loaded)\nfor request in requests(): send(Proposals(request.number, ()))"
-Events = list[DraftMessageReceived | DraftOverdue | DraftGone]
+Events = list[DraftMessageReceived | DraftGone]
 
 
 class Owner:
@@ -47,7 +47,7 @@ class Owner:
         self._changed = asyncio.Event()
         self.process = DraftProcess([sys.executable, str(script)], self._on_event)
 
-    def _on_event(self, event: DraftMessageReceived | DraftOverdue | DraftGone) -> None:
+    def _on_event(self, event: DraftMessageReceived | DraftGone) -> None:
         self.events.append(event)
         self._changed.set()
 
@@ -69,8 +69,8 @@ class Owner:
         messages = [event.message for event in self.events if isinstance(event, DraftMessageReceived)]
         return [int(message.load_s) for message in messages if isinstance(message, DraftLoaded)]
 
-    def ask(self, number: int, wait_s: float = 5.0) -> None:
-        self.process.ask(AskDraft(AskProposals(number, 0.0, (1.0,) * NUM_CLASSES, ()), wait_s))
+    def ask(self, number: int) -> None:
+        self.process.ask(AskDraft(AskProposals(number, 0.0, (1.0,) * NUM_CLASSES, ())))
 
 
 Start = Callable[[str], "asyncio.Future[Owner] | Awaitable[Owner]"]
@@ -117,13 +117,13 @@ async def test_a_killed_process_is_started_again(running) -> None:  # type: igno
         await owner.until(lambda: "Proposals" in owner.kinds())
 
 
-async def test_a_process_that_does_not_answer_is_overdue_and_then_killed(running, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+async def test_a_process_that_does_not_answer_is_killed(running, monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(draft_process, "ANSWER_TIMEOUT_S", 0.2)
     async with running("send(loaded)\nfor request in requests(): pass") as (owner, _):
         await owner.until(lambda: "DraftLoaded" in owner.kinds())
-        owner.ask(7, wait_s=0.01)
+        owner.ask(7)
         await owner.until(lambda: len(owner.pids) == 2)
-        assert owner.events[1:3] == [DraftOverdue(7), DraftGone("it did not answer within 0 s", is_final=False)]
+        assert owner.events[1] == DraftGone("it did not answer within 0 s", is_final=False)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from swarm.draft.drafter import CHUNK, Drafter
-from swarm.params import Grammar, SamplingParams
+from swarm.params import SamplingParams
 from swarm.testing import FakeExecutor, fake_continuation, fake_manifest
 from swarm.wire.draft_messages import (
     CATCH_UP,
@@ -17,6 +17,7 @@ from swarm.wire.draft_messages import (
     AskProposals,
     CaughtUp,
     DraftOpening,
+    Dropped,
     Proposals,
     class_of,
 )
@@ -142,18 +143,13 @@ def test_an_end_of_sequence_ends_a_proposal(drafter: Drafter) -> None:
     assert list(limited.tokens) == right[:4]
 
 
-def test_a_grammar_is_not_followed(drafter: Drafter) -> None:
-    params = SamplingParams(max_tokens=60, grammar=Grammar("regex", "[a-z]+"))
-    assert list(ask(drafter, opened(1, PROMPT, 3, params)).drafted[0].tokens) == continuation(PROMPT)[:3]
-
-
 def test_a_long_prompt_is_computed_between_requests(drafter: Drafter) -> None:
     """Meanwhile other sequences get their proposals."""
     prompt = [n % 90 + 1 for n in range(CATCH_UP + 420)]
     first = ask(drafter, opened(1, prompt, 4, num_prompt=len(prompt)), opened(2, PROMPT, 4))
     assert first.behind == (1,)
     assert [drafted.sequence for drafted in first.drafted] == [2]
-    caught_up: list[CaughtUp] = []
+    caught_up: list[CaughtUp | Dropped] = []
     num_chunks = 0
     while drafter.has_work:
         caught_up += [message for message in [drafter.catch_up()] if message]
@@ -173,7 +169,7 @@ def test_the_sequence_asked_for_longest_ago_is_dropped(drafter: Drafter) -> None
     for number in range(1, 9):
         ask(drafter, opened(number, PROMPT, 2))
     ask(drafter, AskedSequence(1, 3, (4,), 2))  # now the second is the oldest
-    ask(drafter, opened(9, PROMPT, 2))
+    assert ask(drafter, opened(9, PROMPT, 2)).dropped == (2,)
     assert ask(drafter, AskedSequence(2, 3, (4,), 2)).lost == (2,)
     assert ask(drafter, AskedSequence(1, 4, (4,), 2)).lost == ()
     again = ask(drafter, opened(2, (*PROMPT, 4), 2))
@@ -190,40 +186,41 @@ class SmallExecutor(FakeExecutor):
             raise KvFull("too many positions")
 
 
-def test_with_full_memory_others_are_dropped() -> None:
+def small_drafter(num_blocks: int) -> Drafter:
     model = executor()
-    small = SmallExecutor(model.manifest, 2 * BLOCK, layers=model.layers)
-    drafter = Drafter(small, 8)
+    return Drafter(SmallExecutor(model.manifest, num_blocks * BLOCK, layers=model.layers), 8)
+
+
+def test_with_full_memory_others_are_dropped() -> None:
+    drafter = small_drafter(2)
     for number in (1, 2):
         assert ask(drafter, opened(number, PROMPT, 2)).drafted
-    (drafted,) = ask(drafter, opened(3, PROMPT, 2)).drafted
+    answer = ask(drafter, opened(3, PROMPT, 2))
+    (drafted,) = answer.drafted
     assert list(drafted.tokens) == continuation(PROMPT)[:2]
-    assert ask(drafter, AskedSequence(1, 3, (4,), 2)).lost == (1,)
+    assert (answer.dropped, answer.refused) == ((1,), ())
 
 
-def test_a_sequence_that_does_not_fit_alone_is_refused() -> None:
-    model = executor()
-    drafter = Drafter(SmallExecutor(model.manifest, BLOCK, layers=model.layers), 8)
-    answer = ask(drafter, opened(1, [3] * (BLOCK + 1), 2, num_prompt=BLOCK + 1))
-    assert (answer.drafted, answer.refused) == ((), (1,))
-    assert drafter.num_sequences == 0
+def test_a_sequence_that_finds_no_memory_while_it_is_behind_is_reported() -> None:
+    """The others keep theirs. It can be computed once one of them has ended."""
+    drafter = small_drafter(5)
+    prompt = [n % 90 + 1 for n in range(CATCH_UP + 50)]
+    assert ask(drafter, opened(1, PROMPT, 2), opened(2, PROMPT, 2)).drafted
+    assert ask(drafter, opened(3, prompt, 2, num_prompt=len(prompt))).behind == (3,)
+    messages = []
+    while drafter.has_work:
+        messages.append(drafter.catch_up())
+    assert messages == [None, Dropped(3)]
+    assert ask(drafter, AskedSequence(3, len(prompt), (3,), 2)).lost == (3,)
+    again = ask(drafter, opened(3, prompt, 2, num_prompt=len(prompt)), forget=(1,))
+    assert (again.behind, again.dropped) == ((3,), ())
+    while drafter.has_work:
+        messages.append(drafter.catch_up())
+    assert messages[-1] == CaughtUp(3)
 
 
-def test_a_sequence_beyond_the_draft_models_context_is_refused() -> None:
-    drafter = Drafter(executor(context=8), 8)
-    assert [*map(len, (ask(drafter, opened(1, [3] * 5, 9)).drafted[0].tokens,))] == [3]
-    assert ask(drafter, AskedSequence(1, 5, (1, 2, 3), 9)).refused == (1,)
-    assert drafter.num_sequences == 0
-
-
-def test_ended_sequences_are_forgotten(drafter: Drafter) -> None:
-    ask(drafter, opened(1, PROMPT, 2), opened(2, PROMPT, 2))
-    answer = ask(drafter, AskedSequence(2, 3, (4,), 2), forget=(1, 77))
-    assert drafter.num_sequences == 1
-    assert answer.drafted[0].sequence == 2
-    assert ask(drafter, AskedSequence(1, 3, (4,), 2)).lost == (1,)
-
-
-def test_a_request_that_leaves_out_tokens_loses_the_sequence(drafter: Drafter) -> None:
-    ask(drafter, opened(1, PROMPT, 2))
-    assert ask(drafter, AskedSequence(1, 50, (4,), 2)).lost == (1,)
+def test_a_sequence_that_the_memory_can_never_hold_is_refused() -> None:
+    drafter = small_drafter(2)
+    answer = ask(drafter, opened(1, [3] * (2 * BLOCK), 2), opened(2, [3] * (2 * BLOCK - 1), 5))
+    assert answer.refused == (1,)
+    assert [(drafted.sequence, len(drafted.tokens)) for drafted in answer.drafted] == [(2, 1)]

@@ -176,7 +176,9 @@ def test_pieces_verify_what_the_whole_verifies() -> None:
         executor.open(1, LIMIT)
         seen = [*history, *guess]
         job = SampleJob(0, SamplingParams(), 5, seen, 3, len(guess))
-        return forward(executor, Batch((Row(1, 0, len(seen), True),), np.asarray(seen), None, (job,)))
+        proposed = {0: len(guess)} if guess else {}
+        batch = Batch((Row(1, 0, len(seen), True),), np.asarray(seen), None, (job,), proposed=proposed)
+        return forward(executor, batch)
 
     def directly(executor: FakeExecutor, batch: Batch) -> object:
         done = executor.forward(batch, lambda: False, lambda: None)

@@ -262,12 +262,32 @@ static void attend_stretch(const Attention *job, const Tile *tile, const Room *r
   multiplied();
 }
 
+/* The first guess of a span from which a head gets values that are not finite; the span's end without any. */
+static int64_t first_spoiled(const Attention *job, const SwarmSpan *span, int64_t head, int64_t token) {
+  const SwarmCache *cache = job->cache;
+  const SwarmBatch *batch = job->batch;
+  for (token = most(token, span->count - span->guessed); token < span->count; token++) {
+    int64_t from = (span->offset + token) * batch->value_token + head * batch->value_head;
+    for (int64_t i = 0; i < cache->value_size; i++) {
+      uint32_t bits;
+      if (cache->kind == SWARM_FLOAT32)
+        memcpy(&bits, (const float *)batch->value + from + i, 4);
+      else
+        bits = (uint32_t)((const uint16_t *)batch->value)[from + i] << 16;
+      if ((bits & 0x7f800000) == 0x7f800000) return token;
+    }
+  }
+  return token;
+}
+
+/* Rows from a spoiled guess on get no number: its values are not stored, since the rows before it mix them, too. */
 static void store_rows(const Attention *job, const Tile *tile, const Mixture *whole) {
   int64_t size = job->cache->value_size, padded = value_elements(job->cache);
+  int64_t spoiled = tile->span->guessed ? first_spoiled(job, tile->span, tile->head, 0) : tile->span->count;
   for (int64_t row = 0; row < tile->rows; row++) {
     int64_t token = tile->span->offset + token_of(job, tile, row);
     int64_t to = (token * job->batch->query_heads + query_head_of(job, tile, row)) * size;
-    vec sum = v_set(sum_of(v_load(whole->sums + row * 16)));
+    vec sum = token_of(job, tile, row) < spoiled ? v_set(sum_of(v_load(whole->sums + row * 16))) : v_set(NAN);
     for (int64_t at = 0; at < size; at += 16) {
       vec mean = v_div(v_load(whole->mixed + row * padded + at), sum);
       mean = v_add(mean, v_set(0.0f)); /* no -0: its sign would be that of products with weight 0 */
@@ -351,6 +371,9 @@ static void write_head(const void *argument, int64_t index, int64_t next) {
   write_values(cache, (char *)cache->values + (span->place * cache->value_place + head * cache->value_head) * bytes,
                (const char *)batch->value + (span->offset * batch->value_token + head * batch->value_head) * bytes,
                batch->value_token, span->start, span->count);
+  for (int64_t token = 0; span->guessed && (token = first_spoiled(job, span, head, token)) < span->count; token++)
+    clear_value(cache, (char *)cache->values + (span->place * cache->value_place + head * cache->value_head) * bytes,
+                span->start + token);
 }
 
 static int attend(const SwarmSpan *spans, int64_t num_spans, const SwarmCache *cache, const SwarmBatch *batch,

@@ -45,4 +45,15 @@ static void write_values(const SwarmCache *cache, char *to, const char *from, in
   }
 }
 
+/* Writes zeros for the value of one position. */
+static void clear_value(const SwarmCache *cache, char *to, int64_t position) {
+  int64_t size = cache->value_size, padded = value_elements(cache);
+  if (cache->kind == SWARM_FLOAT32) {
+    memset((float *)to + position * padded, 0, (size_t)size * 4);
+  } else {
+    uint16_t *row = (uint16_t *)to + position / 2 * 2 * padded + position % 2;
+    for (int64_t i = 0; i < size; i++) row[2 * i] = 0;
+  }
+}
+
 #endif

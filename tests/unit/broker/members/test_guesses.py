@@ -85,8 +85,13 @@ def test_hidden_states_of_a_guess_that_are_not_finite_cost_nobody_anything(decod
     assert decoding.sequence().not_finite == []
 
 
-def test_hidden_states_of_a_known_token_that_are_not_finite_count(decoding: Bench) -> None:
+def test_hidden_states_of_a_known_token_that_are_not_finite_count_without_guesses(decoding: Bench) -> None:
+    """A row with proposals is no evidence: they may have spoiled all of it."""
     problem = NotFinite("w0", ranges(decoding)["w0"], (SequencePosition(1, 3),))
+    report(decoding, "w1", not_finite=problem)
+    assert sorted(ranges(decoding)) == ["w0", "w1"]
+    assert row(decoding.pipe[0]) == [(1, 3, 1)]
+    assert decoding.sequence().not_finite == []
     report(decoding, "w1", not_finite=problem)
     assert decoding.sequence().not_finite == ["w0"]
 

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 import pytest
+from msgspec import structs
 
 from swarm.broker.actions import Action, AskDraft, StopDraft, WriteLog
-from swarm.broker.events import DraftGone, DraftMessageReceived, DraftOverdue
+from swarm.broker.events import DraftGone, DraftMessageReceived, StepFinished, WaitExpired
+from swarm.broker.speculation import drafts
 from swarm.broker.speculation.drafts import (
     FIRST_WAIT_S,
     MAX_WAIT_S,
@@ -18,6 +20,7 @@ from swarm.broker.speculation.drafts import (
     Drafts,
     vocabulary_difference,
 )
+from swarm.params import Grammar
 from swarm.testing import fake_manifest
 from swarm.wire.draft_messages import (
     CATCH_UP,
@@ -26,10 +29,12 @@ from swarm.wire.draft_messages import (
     DraftedTokens,
     DraftLoaded,
     DraftOpening,
+    Dropped,
     Proposals,
+    encode_frame,
 )
-from swarm.wire.messages import Asset, ProposedTail, Step
-from tests.unit.broker.bench import Bench, row, settings, steps, submit
+from swarm.wire.messages import Asset, Cancel, ForcedTokens, ProposedTail, Step
+from tests.unit.broker.bench import Bench, row, settings, steps, submit, verified
 
 ANSWER = [40 + number % 50 for number in range(400)]
 VOCABULARY = fake_manifest().vocab_size
@@ -45,13 +50,22 @@ class DraftBench:
     def __init__(self, bench: Bench, *, step_s: float = 0.02, answer_s: float = 0.004) -> None:
         self.bench = bench
         self.step_s, self.answer_s = step_s, answer_s
-        self.asked: list[AskDraft] = []
         self._num_seen = 0
 
     @property
     def drafts(self) -> Drafts:
         assert self.bench.core.drafts is not None
         return self.bench.core.drafts
+
+    @property
+    def wait_s(self) -> float:
+        """How long sequences still wait."""
+        return self.bench.core.wake_at - self.bench.now
+
+    def expire(self) -> list[Action]:
+        """Let the time come that the core wants to be woken at."""
+        self.bench.now = self.bench.core.wake_at
+        return self.bench.feed(WaitExpired())
 
     def load(self, message: DraftLoaded | None = None) -> list[Action]:
         return self.bench.feed(DraftMessageReceived(message or loaded()))
@@ -61,11 +75,22 @@ class DraftBench:
         get empty answers, but for the last one."""
         for request in requests or ("r",):
             self.bench.say(submit(request, **({"max_tokens": 300} | fields)))
-        while any(s.num_generated == 0 for s in self.bench.state.sequences.values()):
-            if not self.bench.pipe:
-                self.answer(self.requests()[-1].request, lambda *_: ())
-            self.finish()
+        while any(s.num_generated == 0 for s in self.bench.state.sequences.values()) or self._asks_for_some():
+            if self._asks_for_some():
+                self.answer(self.asked, lambda *_: ())
+            else:
+                self.finish()
         self.requests(before_last=True)
+
+    @property
+    def asked(self) -> AskProposals:
+        """The last request."""
+        return [action for action in self.bench.log if isinstance(action, AskDraft)][-1].request
+
+    def _asks_for_some(self) -> bool:
+        """Whether the request under way is not for all sequences."""
+        request = self.drafts._request
+        return request is not None and request.sequences.keys() != self.bench.state.sequences.keys()
 
     def finish(self) -> list[Action]:
         """Complete the oldest step, which draws the sequences' answers."""
@@ -146,20 +171,57 @@ def test_sequences_of_a_step_wait_for_one_request_and_share_the_next_step(swarm:
     assert [r.count for r in step.rows] == [5, 5, 5]
 
 
-def test_with_one_step_in_flight_others_wait_with_those_that_wait(swarm: DraftBench) -> None:
-    """A prompt that comes meanwhile joins their step instead of being computed before it."""
+def test_with_one_step_in_flight_another_waits_with_one_that_waits(swarm: DraftBench) -> None:
+    """A prompt that comes meanwhile joins its step instead of being computed before it."""
     swarm.decode("a")
     assert not steps(swarm.bench.say(submit("b")))
     (step,) = steps(swarm.answer(swarm.take(), right))
     assert row(step) == [(1, 3, 5), (2, 0, 3)]
 
 
+def test_one_sequence_that_waits_does_not_stop_several(swarm: DraftBench) -> None:
+    """Its proposal arrives meanwhile, and it joins the next step."""
+    swarm.decode("a")
+    for request in ("b", "c"):
+        swarm.bench.say(submit(request, speculation="off", max_tokens=9))
+    swarm.answer(swarm.take(), right)
+    (step,) = steps(swarm.finish())
+    assert row(step) == [(2, 3, 1), (3, 3, 1)]
+    assert not steps(swarm.answer(swarm.take(), right))  # one step is in flight
+    (step,) = steps(swarm.finish())
+    assert row(step) == [(1, 8, 5), (2, 4, 1), (3, 4, 1)]
+
+
+def test_a_wait_ends_with_its_sequence(swarm: DraftBench) -> None:
+    """Two of four sequences wait. When one of them ends, the others go on at once."""
+    swarm.decode("a", "b")
+    for request in ("c", "d"):
+        swarm.bench.say(submit(request, speculation="off", max_tokens=9))
+    swarm.answer(swarm.take(), right)
+    assert not steps(swarm.finish())
+    (step,) = steps(swarm.bench.say(Cancel(request_id="b")))
+    assert [r.sequence for r in step.rows] == [3, 4]
+
+
+def test_a_sequence_whose_next_tokens_are_certain_waits_for_no_draft(make_bench) -> None:
+    swarm = DraftBench(make_bench(settings(has_draft=True)).serve(1))
+    swarm.load()
+    swarm.bench.say(submit(max_tokens=300))
+    while not swarm.bench.sequence().num_generated:
+        swarm.bench.now += swarm.step_s
+        step = swarm.bench.pipe.popleft()
+        done = structs.replace(verified(step, swarm.bench.state, {1: ANSWER}), forced=(ForcedTokens(1, (41, 42)),))
+        (step,) = steps(swarm.bench.feed(StepFinished(done)))
+    assert step.tokens == (40, 41, 42)
+    assert not swarm.requests()
+
+
 def test_without_an_answer_a_sequence_goes_on_at_its_deadline(swarm: DraftBench) -> None:
     swarm.decode()
-    (ask,) = swarm.requests()
-    assert ask.wait_s == pytest.approx(FIRST_WAIT_S)
-    swarm.bench.now += ask.wait_s + 1e-6
-    (step,) = steps(swarm.bench.feed(DraftOverdue(ask.request.number)))
+    assert swarm.requests()
+    assert swarm.wait_s == pytest.approx(FIRST_WAIT_S)
+    (step,) = steps(swarm.expire())
+    assert swarm.bench.core.wake_at == math.inf
     assert row(step) == [(1, 3, 1)]
     swarm.finish()
     assert not swarm.requests()  # the process is still busy: nobody waits for it
@@ -167,11 +229,20 @@ def test_without_an_answer_a_sequence_goes_on_at_its_deadline(swarm: DraftBench)
     assert swarm.bench.state.counters["draft_overdue"] == 1
 
 
+def test_a_wait_that_has_ended_wakes_nobody_again(make_bench) -> None:
+    """Also where other steps are in flight, and none can be formed."""
+    swarm = DraftBench(make_bench(settings(has_draft=True)).serve(1))
+    swarm.load()
+    swarm.decode("a")
+    swarm.expire()
+    assert swarm.bench.pipe
+    assert swarm.bench.core.wake_at == math.inf
+
+
 def test_a_late_answer_is_used_as_far_as_it_was_right(swarm: DraftBench) -> None:
     swarm.decode()
     (ask,) = swarm.requests()
-    swarm.bench.now += FIRST_WAIT_S + 1e-6
-    swarm.bench.feed(DraftOverdue(ask.request.number))
+    swarm.expire()
     swarm.answer(ask.request, right)  # 41 to 44; the step under way draws 41
     (step,) = steps(swarm.finish())
     assert step.tokens == (41, 42, 43, 44)
@@ -183,10 +254,10 @@ def test_the_deadline_follows_the_measured_times(swarm: DraftBench) -> None:
     for _ in range(6):
         swarm.cycle()
         swarm.finish()
-    (ask,) = swarm.requests()
-    assert swarm.answer_s < ask.wait_s < FIRST_WAIT_S
+    assert swarm.requests()
+    assert swarm.answer_s < swarm.wait_s < FIRST_WAIT_S
     assert swarm.drafts.costs.expected_s(4) == pytest.approx(swarm.answer_s)
-    assert ask.wait_s <= MAX_WAIT_S
+    assert swarm.wait_s <= MAX_WAIT_S
 
 
 def test_the_death_of_the_process_ends_all_waits_and_another_one_gets_everything(swarm: DraftBench) -> None:
@@ -224,7 +295,9 @@ def test_what_a_lying_process_sends_changes_no_answer(swarm: DraftBench, num_rig
             )
             swarm.bench.feed(DraftMessageReceived(Proposals(request.number + 5, lies)))
             swarm.bench.now += swarm.answer_s
-            swarm.bench.feed(DraftMessageReceived(Proposals(request.number, lies, (77,), (78,), (79,), 1, 0.001)))
+            swarm.bench.feed(
+                DraftMessageReceived(Proposals(request.number, lies, (77,), (78,), (79,), (81,), 1, 0.001))
+            )
             swarm.bench.feed(DraftMessageReceived(CaughtUp(80)))
         swarm.finish()
     assert swarm.bench.sequence().tokens[3:63] == ANSWER[:60]
@@ -240,7 +313,7 @@ def test_tokens_that_the_swarms_model_lacks_are_not_proposed(swarm: DraftBench) 
 def test_a_sequence_that_is_behind_is_not_waited_for_until_it_has_caught_up(swarm: DraftBench) -> None:
     swarm.decode(num_prompt=CATCH_UP + 10)
     (ask,) = swarm.requests()
-    assert ask.wait_s == 0.0
+    assert swarm.bench.core.wake_at == math.inf
     assert len(swarm.bench.pipe) == 1  # it goes on
     swarm.bench.feed(DraftMessageReceived(Proposals(ask.request.number, (), behind=(1,))))
     for _ in range(3):
@@ -261,6 +334,65 @@ def test_a_lost_sequence_is_sent_again_and_a_refused_one_is_not(swarm: DraftBenc
     assert (asked.sequence, asked.start, len(asked.tokens)) == (1, 0, swarm.bench.sequence("a").sampled)
 
 
+def test_a_sequence_that_was_dropped_is_asked_for_when_another_one_has_ended(swarm: DraftBench) -> None:
+    swarm.decode("a", "b", num_prompt=CATCH_UP + 10)
+    request = swarm.take()
+    swarm.bench.feed(DraftMessageReceived(Proposals(request.number, (), behind=(1, 2))))
+    swarm.bench.feed(DraftMessageReceived(CaughtUp(1)))
+    swarm.bench.feed(DraftMessageReceived(Dropped(2)))
+    for _ in range(3):
+        swarm.finish()
+        for ask in swarm.requests():
+            assert [asked.sequence for asked in ask.request.sequences] == [1]
+            swarm.answer(ask.request, lambda *_: ())
+    swarm.bench.say(Cancel(request_id="a"))
+    while swarm.drafts._request is None:
+        swarm.bench.finish()
+    (asked,) = swarm.take().sequences
+    assert (asked.sequence, asked.start, len(asked.tokens)) == (2, 0, swarm.bench.sequence("b").sampled)
+    assert swarm.bench.state.counters["draft_drops"] == 1
+
+
+def test_a_dropped_sequence_is_asked_for_if_the_process_has_no_other(swarm: DraftBench) -> None:
+    swarm.decode()
+    request = swarm.take()
+    swarm.bench.feed(DraftMessageReceived(Proposals(request.number, (), dropped=(1,))))
+    swarm.finish()
+    (asked,) = swarm.take().sequences
+    assert (asked.sequence, asked.start) == (1, 0)
+
+
+def test_openings_have_no_grammar_and_fit_into_a_frame(make_bench) -> None:
+    """Long grammars, stop strings, biases and prompts of many sequences."""
+    swarm = DraftBench(make_bench(settings(has_draft=True)).serve(1))
+    swarm.load()
+    fields = {
+        "max_tokens": 20,
+        "grammar": Grammar("regex", "(yes|no)" * 30_000),
+        "stop": ("x" * 4096,) * 16,
+        "logit_bias": dict.fromkeys(range(90), 0.5),
+        "logprobs": 20,
+    }
+    swarm.decode(*(f"r{number}" for number in range(12)), **fields)
+    openings = [each.opening for ask in swarm.bench.log if isinstance(ask, AskDraft) for each in ask.request.sequences]
+    params = next(opening.params for opening in openings if opening is not None)
+    assert (params.grammar, params.stop, params.logprobs) == (None, (), None)
+    assert params.logit_bias == fields["logit_bias"]
+    assert all(len(encode_frame(ask.request)) < 1 << 20 for ask in swarm.bench.log if isinstance(ask, AskDraft))
+
+
+def test_a_request_is_no_longer_than_a_frame(swarm: DraftBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafts, "MAX_ASK_BYTES", 1200)
+    for request in ("a", "b", "c", "d"):
+        swarm.bench.say(submit(request, max_tokens=300))
+    swarm.finish()
+    swarm.answer(swarm.take(), lambda *_: ())
+    swarm.finish()
+    assert [asked.sequence for asked in swarm.asked.sequences] == [1, 2]
+    swarm.answer(swarm.asked, lambda *_: ())
+    assert [asked.sequence for asked in swarm.asked.sequences] == [3, 4]
+
+
 def test_ended_sequences_are_forgotten_with_the_next_request(swarm: DraftBench) -> None:
     swarm.decode("a", max_tokens=3)
     swarm.decode("b")
@@ -276,7 +408,7 @@ def test_wrong_guesses_end_soon_but_for_rare_short_probes(swarm: DraftBench) -> 
     most: list[int] = []
     for _ in range(6 * PROBE_EVERY):
         for ask in swarm.requests():
-            most += [asked.most for asked in ask.request.sequences if ask.wait_s]
+            most += [asked.most for asked in ask.request.sequences if swarm.bench.core.wake_at < math.inf]
             swarm.answer(ask.request, wrong)
         swarm.finish()
     assert len(most) < 40

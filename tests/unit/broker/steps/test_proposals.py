@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 import pytest
 from msgspec import UNSET, structs
 
-from swarm.broker.actions import WriteTokens
-from swarm.broker.events import StepFinished
+from swarm.broker.actions import AskDraft, WriteTokens
+from swarm.broker.events import DraftMessageReceived, StepFinished
 from swarm.broker.speculation.proposer import ProposerName
 from swarm.broker.state import Sequence
 from swarm.broker.state.moves import DecodeLoad
+from swarm.testing import fake_manifest
+from swarm.wire.draft_messages import DraftLoaded
 from swarm.wire.messages import BLOCK, Finished, ProposedTail, Sampled, SequencePosition, Step, Tokens
 from tests.unit.broker.bench import Bench, row, said, scheduling, settings, steps, submit, verified
 
@@ -172,6 +174,18 @@ def test_an_older_stage_gets_no_proposals(make_bench) -> None:
     assert bench.state.plans.is_serving
     assert decode(bench).proposed is UNSET
     assert oracle.asked == []
+
+
+def test_nothing_is_proposed_where_a_rows_bits_depend_on_its_batch(make_bench) -> None:
+    """Not even by a draft model: the sequence waits for none."""
+    for kernels, expected in (("linears mkl; float32, exact", True), ("linears mkl; bfloat16, inexact", False)):
+        bench = make_bench(settings(has_draft=True), proposers=(Oracle(ANSWER),)).serve(2, kernels=kernels)
+        bench.feed(DraftMessageReceived(DraftLoaded("small", fake_manifest().vocab_size, 512, (), 1000, 0.5)))
+        bench.say(submit("r", max_tokens=20))
+        bench.verify({1: ANSWER})
+        assert any(isinstance(action, AskDraft) for action in bench.log) is expected
+        if not expected:
+            assert (row(bench.pipe[0]), bench.pipe[0].proposed) == ([(1, 3, 1)], UNSET)
 
 
 def test_proposals_take_free_blocks_only_and_give_them_back(make_bench) -> None:
