@@ -40,7 +40,7 @@ class DraftSequence:
     """A sequence in the draft model's memory."""
 
     id: int
-    params: SamplingParams  # as drawn with: with log probabilities, without a grammar
+    params: SamplingParams  # as drawn with: with log probabilities, without a grammar and thinking
     seed: int
     num_prompt: int
     limit: int  # maximum number of positions
@@ -167,7 +167,7 @@ class Drafter:
         while len(self._sequences) >= self._max_sequences:
             self._release(next(iter(self._sequences)))
         limit = min(opening.limit, self._context)
-        params = msgspec.structs.replace(opening.params, logprobs=0, grammar=None)
+        params = msgspec.structs.replace(opening.params, logprobs=0, grammar=None, thinking=None)
         self._executor.open(entry.sequence, limit)
         self._sequences[entry.sequence] = DraftSequence(
             entry.sequence, params, opening.seed, opening.num_prompt, limit, []
