@@ -308,7 +308,7 @@ def _convert_call_message(message: Json, features: TemplateFeatures) -> Json:
     objects = [_convert_call(call, replace(features, objects=True))["function"] for call in message["tool_calls"]]
     texts = [f"<tool_call>\n{json.dumps(each, ensure_ascii=False)}\n</tool_call>" for each in objects]
     content = "\n".join([*([message["content"]] if message["content"] else []), *texts])
-    return {"role": "assistant", "content": content}
+    return {key: value for key, value in message.items() if key != "tool_calls"} | {"content": content}
 
 
 def _convert_result(message: Json, features: TemplateFeatures) -> Json:
