@@ -99,4 +99,4 @@ class ThinkingReaders:
 def _has_read(reader: ThinkingReader, job: SampleJob) -> bool:
     """Whether the reader has read the beginning of this answer."""
     read: Sequence[int] = job.history[job.num_prompt : job.num_prompt + len(reader.tokens)]
-    return list(read) == reader.tokens
+    return (read if isinstance(read, list) else list(read)) == reader.tokens
