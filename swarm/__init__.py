@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         SwarmError,
         Unavailable,
     )
-    from swarm.params import Grammar, SamplingParams
+    from swarm.params import Grammar, SamplingParams, Thinking
 
 
 _MODULES = {  # Module of each public name.
@@ -50,6 +50,7 @@ _MODULES = {  # Module of each public name.
     "RequestTimeout": "swarm.errors",
     "SamplingParams": "swarm.params",
     "SwarmError": "swarm.errors",
+    "Thinking": "swarm.params",
     "Unavailable": "swarm.errors",
     "Usage": "swarm.client.results",
 }
@@ -75,6 +76,7 @@ __all__ = [
     "RequestTimeout",
     "SamplingParams",
     "SwarmError",
+    "Thinking",
     "Unavailable",
     "Usage",
     "__version__",

@@ -23,6 +23,9 @@ MAX_STOP_CHARS = 4096  # Characters of one.
 MAX_BIASES = 1024
 MAX_GRAMMAR = 256 << 10  # Characters.
 MAX_CHOICES = 10_000
+MAX_THINKING_ENDS = 16
+MAX_THINKING_END = 64  # Characters of one.
+MAX_CLOSING = 64  # Tokens.
 
 _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
@@ -44,6 +47,22 @@ class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text: Annotated[str, msgspec.Meta(max_length=MAX_GRAMMAR)] = ""
 
 
+class Thinking(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Thinking at the beginning of an answer, which the prompt has opened.
+
+    - ``ends``: texts of which each ends the thinking. A grammar applies after the token that completes one.
+    - ``budget``: maximum number of tokens of the thinking. If it has not ended by then, the next tokens are
+      ``closing``, whatever the model computes, and the answer follows. None: no limit.
+    """
+
+    ends: Annotated[
+        tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_THINKING_END)], ...],
+        msgspec.Meta(max_length=MAX_THINKING_ENDS),
+    ]
+    budget: int | None = None
+    closing: Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=MAX_CLOSING)] = ()
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Parameters of sampling. The defaults are greedy decoding, so answers are reproducible unless the caller asks
     otherwise.
@@ -57,6 +76,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     - ``stop``: strings that end the text and are not part of it. ``stop_token_ids``: tokens that end it.
     - ``ignore_eos``: do not end at the model's end-of-sequence tokens.
     - ``grammar``: only tokens that it allows are drawn, and the answer ends only where the grammar may.
+    - ``thinking``: the answer begins with thinking, to which the grammar does not apply.
     """
 
     max_tokens: int = 128
@@ -76,6 +96,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stop_token_ids: tuple[_TokenId, ...] = ()
     ignore_eos: bool = False
     grammar: Grammar | None = None
+    thinking: Thinking | None = None
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether the tokens drawn so far decide which may be drawn next."""
+        return self.grammar is not None or self.thinking is not None
 
     @property
     def greedy(self) -> bool:
@@ -105,6 +131,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 )
         if self.grammar is not None:
             self._check_grammar(self.grammar)
+        if self.thinking is not None:
+            self._check_thinking(self.thinking)
 
     def _check_stops(self) -> None:
         for name in ("stop", "stop_token_ids"):
@@ -115,6 +143,22 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise InvalidRequest("a stop string must not be empty", code="stop")
         if any(len(stop) > MAX_STOP_CHARS for stop in self.stop):
             raise InvalidRequest(f"a stop string has at most {MAX_STOP_CHARS} characters", code="stop")
+
+    def _check_thinking(self, thinking: Thinking) -> None:
+        if not 1 <= len(thinking.ends) <= MAX_THINKING_ENDS:
+            raise InvalidRequest(
+                f"thinking.ends takes 1 to {MAX_THINKING_ENDS} texts, not {len(thinking.ends)}", code="thinking"
+            )
+        if not all(1 <= len(end) <= MAX_THINKING_END for end in thinking.ends):
+            raise InvalidRequest(f"a text of thinking.ends has 1 to {MAX_THINKING_END} characters", code="thinking")
+        if len(thinking.closing) > MAX_CLOSING:
+            raise InvalidRequest(
+                f"thinking.closing takes at most {MAX_CLOSING} tokens, not {len(thinking.closing)}", code="thinking"
+            )
+        if thinking.budget is not None and not (0 <= thinking.budget <= 1_000_000 and thinking.closing):
+            raise InvalidRequest(
+                "thinking.budget must be between 0 and 1000000, and needs closing tokens", code="thinking"
+            )
 
     def _check_grammar(self, grammar: Grammar) -> None:
         """Check everything that does not need the model; the text is checked where the tokenizer is available."""

@@ -12,7 +12,7 @@ from typing import TypedDict, TypeVar
 import msgspec
 
 from swarm.errors import InvalidRequest
-from swarm.params import PRIORITIES, SPECULATION_MODES, Grammar, SamplingParams, SpeculationMode
+from swarm.params import PRIORITIES, SPECULATION_MODES, Grammar, SamplingParams, SpeculationMode, Thinking
 from swarm.wire.messages import MAX_KEEP_S, MAX_MEMO, MAX_TOKENS, Submit
 
 Prompt = str | Sequence[int]
@@ -82,6 +82,7 @@ class RequestOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int]
     ignore_eos: bool
     grammar: Grammar | None
+    thinking: Thinking | None
 
 
 class _ClientOptions(msgspec.Struct, frozen=True, kw_only=True):

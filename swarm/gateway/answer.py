@@ -20,6 +20,15 @@ class TextPart:
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningPart:
+    """Text of the thinking that precedes the answer. ``pieces``: as of text."""
+
+    choice: int
+    text: str
+    pieces: tuple[Piece, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class CallStartPart:
     """Start of a tool call, the ``number``-th one in this answer, from 0."""
 
@@ -56,13 +65,15 @@ class ChoiceEndPart:
     stop: str | None = None
 
 
-AnswerPart = TextPart | CallStartPart | CallArgumentsPart | CallEndPart | ChoiceEndPart
+AnswerPart = TextPart | ReasoningPart | CallStartPart | CallArgumentsPart | CallEndPart | ChoiceEndPart
 
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Token counts of a whole answer. ``cached``: tokens of the prompt that the swarm had already computed."""
+    """Token counts of a whole answer. ``cached``: tokens of the prompt that the swarm had already computed.
+    ``reasoning``: tokens of the answer that are thinking, with its marks."""
 
     prompt: int
     answer: int
     cached: int = 0
+    reasoning: int = 0

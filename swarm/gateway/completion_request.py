@@ -41,6 +41,15 @@ class ToolOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class ReasoningOptions:
+    """How much the model may think before it answers, as far as its chat template knows. None: not requested."""
+
+    enabled: bool | None = None
+    effort: str | None = None  # "none" to "max"
+    budget: int | None = None  # tokens
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionRequest:
     """One prompt with its parameters. Either ``messages`` (in the form that chat templates take: OpenAI's chat
     messages) or ``prompt`` is set."""
@@ -50,6 +59,7 @@ class CompletionRequest:
     prompt: str | tuple[int, ...] = ""
     tools: ToolOptions = ToolOptions()
     template: Mapping[str, Any] = field(default_factory=dict)  # variables for the chat template
+    reasoning: ReasoningOptions = ReasoningOptions()
     priority: int = 0
     deadline_s: float | None = None
     timeout_s: float | None = None

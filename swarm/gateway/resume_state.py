@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from swarm.gateway.completion_request import ToolOptions
+from swarm.gateway.reasoning.format import ReasoningStart
 from swarm.wire.messages import MAX_MEMO, MAX_TOKENS
 
 ApiName = Literal["chat", "completions", "responses", "messages"]
@@ -38,6 +39,7 @@ class ResumeState(msgspec.Struct, frozen=True, omit_defaults=True):
     echoes: tuple[str, ...] = ()  # texts that precede the answer, one per choice, or one for all choices
     told: dict[str, Any] = {}
     num_prompt: int = 0  # tokens; set when the prompt has been made
+    reasoning: ReasoningStart = "none"  # how the answer begins; set when the prompt has been made
 
     def encode(self) -> str:
         """Encode the state for the broker. Returns "" if it is too long; then the answer cannot be resumed."""

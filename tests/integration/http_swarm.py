@@ -22,9 +22,11 @@ ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
-def http_swarm(logs: Path, zygote: Zygote) -> Iterator[str]:
-    """Two workers that serve the demo model, a broker with a journal, and a gateway: its URL."""
-    with Processes(model_path(), logs, launch=zygote, options={"SWARM_STATE_DIR": str(logs / "state")}) as swarm:
+def http_swarm(logs: Path, zygote: Zygote, model: Path | None = None) -> Iterator[str]:
+    """Two workers that serve a model (the demo's), a broker with a journal, and a gateway: its URL."""
+    with Processes(
+        model or model_path(), logs, launch=zygote, options={"SWARM_STATE_DIR": str(logs / "state")}
+    ) as swarm:
         swarm.start(2)
         asyncio.run(_until_serving(swarm))
         with _gateway(swarm.url, logs / "gateway.log") as url:

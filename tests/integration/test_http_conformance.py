@@ -52,7 +52,7 @@ ANSWERED: dict[str, Any] = {
 CHAT_ANSWERED = ANSWERED | {
     "logprobs": True,
     "modalities": ["text"],
-    "reasoning_effort": "none",
+    "reasoning_effort": "high",
     "response_format": {"type": "text"},
     "tools": [],
     "verbosity": "medium",

@@ -339,7 +339,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
      "messages[0].content[0].type"),
     ({"modalities": ["audio"]}, "modalities"),
     ({"audio": {"voice": "x", "format": "wav"}}, "audio"),
-    ({"reasoning_effort": "high"}, "reasoning_effort"),
+    ({"reasoning_effort": "most"}, "reasoning_effort"),
     ({"priority": "urgent"}, "priority"),
     ({"speculation": "always"}, "speculation"),
     ({"deadline_s": 0}, "deadline_s"),

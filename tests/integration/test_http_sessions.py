@@ -336,7 +336,7 @@ def test_a_session_like_claude_codes(served: Served) -> None:
 
 
 def test_thinking_that_is_off_or_on_changes_no_answer(served: Served) -> None:
-    """Models here write no thoughts apart; those of other models in a history are not read."""
+    """This model marks no thoughts, and its template shows none of a history."""
     ask = {"role": "user", "content": "Hello"}
     thought = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
     sealed = {"type": "redacted_thinking", "data": "x"}

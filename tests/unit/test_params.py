@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import InvalidRequest
-from swarm.params import MAX_BIASES, MAX_LOGPROBS, MAX_N, MAX_SEED, MAX_STOPS, SamplingParams
+from swarm.params import MAX_BIASES, MAX_LOGPROBS, MAX_N, MAX_SEED, MAX_STOPS, SamplingParams, Thinking
 
 
 def refused(**fields: object) -> InvalidRequest:
@@ -137,3 +137,22 @@ def test_it_can_not_be_changed() -> None:
     """The same value from the client to the last stage."""
     with pytest.raises(AttributeError):
         SamplingParams().max_tokens = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "thinking",
+    [
+        Thinking(()),
+        Thinking(("",)),
+        Thinking(("x" * 65,)),
+        Thinking(("x",) * 17),
+        Thinking(("x",), 5),
+        Thinking(("x",), -1, (5,)),
+        Thinking(("x",), 1_000_001, (5,)),
+        Thinking(("x",), 5, (5,) * 65),
+    ],
+)
+def test_thinking_needs_ends_and_a_budget_tokens_that_close_it(thinking: Thinking) -> None:
+    assert refused(thinking=thinking).code == "thinking"
+    SamplingParams(thinking=Thinking(("x",), 0, (5,))).check()
+    SamplingParams(thinking=Thinking(("x",))).check()

@@ -12,6 +12,7 @@ from swarm.wire.messages import BLOCK, Manifest, Submit, num_blocks
 
 # seconds; minimum retry time while no plan serves, since it is unknown when places become free
 MIN_RETRY_NOT_SERVING_S = 5.0
+THINKING_VERSION = 4  # of the protocol: the first whose workers read a request's thinking
 MAX_RETRY_S = 60.0  # seconds; the current rate predicts nothing beyond that, so the client should retry by then
 
 
@@ -103,6 +104,7 @@ class RequestAdmission:
             self._quota.refuse_too_many(submit.params.n, submit.priority)
             or self._refuse_if_full(client, tenant, submit, now)
             or check_submit(submit, manifest)
+            or self._refuse_unknown_rule(submit)
             or self._refuse_too_large(submit, manifest)
         )
 
@@ -136,6 +138,18 @@ class RequestAdmission:
         drain_s = waiting.pending_tokens(costs.fill_ratio) / rate
         after_s = self._state.retry_after.schedule(client, num_sequences, drain_s / num_turns, drain_s, now)
         return round(min(MAX_RETRY_S, max(least_s, after_s)), 1)
+
+    def _refuse_unknown_rule(self, submit: Submit) -> RequestRefusal | None:
+        """Refuse a request with thinking while the plan has workers that refuse its record."""
+        plan = self._state.plans.current
+        if submit.params.thinking is None or plan is None:
+            return None
+        workers = [self._state.workers[stage.incarnation] for stage in plan.stages]
+        old = next((each.name for each in workers if max(each.hello.wire_versions) < THINKING_VERSION), None)
+        if old is None:
+            return None
+        reason = f"worker {old} is too old for thinking with a budget or a grammar: upgrade it"
+        return RequestRefusal("unavailable", reason, RETRY_S)
 
     def _refuse_too_large(self, submit: Submit, manifest: Manifest) -> RequestRefusal | None:
         """Refuse a request that the active plan could not hold even if empty."""
@@ -176,6 +190,7 @@ def check_submit(submit: Submit, manifest: Manifest) -> RequestRefusal | None:
         ("prompt", submit.prompt),
         ("logit_bias", tuple(submit.params.logit_bias)),
         ("stop_token_ids", submit.params.stop_token_ids),
+        ("thinking", () if submit.params.thinking is None else submit.params.thinking.closing),
     )
     for field, ids in named:
         worst = max(ids, default=0)

@@ -396,7 +396,7 @@ def _entry(wish: _Wish) -> AskedSequence:
     opening = None
     if not held.num_sent:
         # the log probability of each token is drawn in any case; a grammar is long, and the stages enforce it
-        params = structs.replace(sequence.request.submit.params, grammar=None, stop=(), logprobs=None)
+        params = structs.replace(sequence.request.submit.params, grammar=None, thinking=None, stop=(), logprobs=None)
         opening = DraftOpening(params, sequence.seed, sequence.num_prompt, max(1, sequence.limit))
     return AskedSequence(sequence.id, held.num_sent, tuple(sequence.tokens[held.num_sent :]), wish.most, opening)
 

@@ -324,8 +324,10 @@ def _open_bytes(sequence: Sequence) -> int:
 
 def max_record_bytes(sequence: Sequence) -> int:
     """Return the maximum size of the sequence's ``Open`` record."""
-    grammar = sequence.request.submit.params.grammar
-    return 5 * len(sequence.tokens) + (0 if grammar is None else 4 * len(grammar.text))
+    params = sequence.request.submit.params
+    grammar = 0 if params.grammar is None else 4 * len(params.grammar.text)
+    thinking = () if params.thinking is None else (*params.thinking.ends, params.thinking.closing)
+    return 5 * len(sequence.tokens) + grammar + 5 * sum(map(len, thinking))
 
 
 def _decode_share(state: State, settings: SchedulerSettings, most_in_flight: int) -> int:

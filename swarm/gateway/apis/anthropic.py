@@ -8,7 +8,6 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from swarm.gateway.apis.bodies import (
-    Body,
     KeepSeconds,
     Number,
     Objects,
@@ -23,19 +22,19 @@ from swarm.gateway.apis.bodies import (
     to_sampling_params,
 )
 from swarm.gateway.apis.chat import parse_tools
+from swarm.gateway.apis.reasoning import ConversationBody, to_reasoning_options
 from swarm.gateway.apis.writer import Json
 from swarm.gateway.completion.served_model import ServedModel
 from swarm.gateway.completion.service import REST_OF_CONTEXT
-from swarm.gateway.completion_request import CompletionRequest, ToolOptions
+from swarm.gateway.completion_request import CompletionRequest, ReasoningOptions, ToolOptions
 from swarm.gateway.errors import invalid_field, unsupported_field
 from swarm.gateway.resume_state import ResumeState, offered_tools
 
-# Accepted and ignored. Thinking is among them: models served here mark no thoughts, so none are returned.
+# Accepted and ignored.
 IGNORED_FIELDS = frozenset({
     "metadata",
     "service_tier",
     "cache_control",
-    "thinking",
     "betas",
     "anthropic_beta",
     "anthropic_version",
@@ -45,11 +44,10 @@ IGNORED_FIELDS = frozenset({
     "speed",
 })  # fmt: skip
 
-THINKING_BLOCKS = ("thinking", "redacted_thinking")  # blocks of a history that are dropped
-THINKING_TYPES = ("disabled", "enabled", "adaptive")
+THINKING_TYPES = ("disabled", "enabled", "adaptive", "between_tools")
 
 
-class CountBody(Body):
+class CountBody(ConversationBody):
     """Body of /v1/messages/count_tokens."""
 
     api_names: ClassVar[Mapping[str, str]] = {
@@ -63,8 +61,8 @@ class CountBody(Body):
     system: str | Objects | None = None
     tools: Objects | None = None
     tool_choice: dict[str, Any] | None = None
-    thinking: Annotated[dict[str, Any] | None, Field(description="Accepted; no thinking is returned.")] = None
-    output_config: Annotated[dict[str, Any] | None, Field(description="format: a json_schema.")] = None
+    thinking: Annotated[dict[str, Any] | None, Field(description="type, budget_tokens, display.")] = None
+    output_config: Annotated[dict[str, Any] | None, Field(description="format: a json_schema; effort.")] = None
 
 
 class MessageBody(CountBody):
@@ -104,6 +102,7 @@ def to_request(body: MessageBody, served: ServedModel) -> CompletionRequest:
         messages=to_messages(body.system, body.messages),
         tools=tools,
         template=body.chat_template_kwargs or {},
+        reasoning=_reasoning_options(body),
         priority=to_priority(body),
         deadline_s=check_deadline(body),
         speculation=check_speculation(body),
@@ -117,8 +116,24 @@ def to_count_request(body: CountBody, served: ServedModel) -> CompletionRequest:
     _check_fields(body, served)
     tools = to_tool_options(body.tools, body.tool_choice)
     params = to_sampling_params(body, {"max_tokens": REST_OF_CONTEXT})
-    messages = to_messages(body.system, body.messages)
-    return CompletionRequest(params=params, messages=messages, tools=tools, template=body.chat_template_kwargs or {})
+    return CompletionRequest(
+        params=params,
+        messages=to_messages(body.system, body.messages),
+        tools=tools,
+        template=body.chat_template_kwargs or {},
+        reasoning=_reasoning_options(body),
+    )
+
+
+def _reasoning_options(body: CountBody) -> ReasoningOptions:
+    thinking = body.thinking or {}
+    kind = thinking.get("type")
+    return to_reasoning_options(
+        body,
+        ("output_config.effort", (body.output_config or {}).get("effort")),
+        enabled=None if kind is None else kind != "disabled",
+        budget=("thinking.budget_tokens", thinking.get("budget_tokens") if kind == "enabled" else None),
+    )
 
 
 def _check_fields(body: CountBody, served: ServedModel) -> None:
@@ -210,16 +225,28 @@ def _check_block(block: object, place: str) -> Json:
 
 def _assistant_messages(blocks: Sequence[tuple[Json, str]]) -> list[Json]:
     texts: list[str] = []
+    thoughts: list[str] = []
     calls: list[Json] = []
     for block, place in blocks:
         if block["type"] == "tool_use":
             calls.append(_convert_call(block, place))
-        elif block["type"] not in THINKING_BLOCKS:
+        elif block["type"] == "thinking":
+            thoughts.append(_thinking_text(block, place))
+        elif block["type"] != "redacted_thinking":  # another model's, and encrypted
             texts.append(_block_text(block, place))
     message: Json = {"role": "assistant", "content": "".join(texts)}
+    if any(thoughts):
+        message["reasoning_content"] = "\n".join(filter(None, thoughts))
     if calls:
         message["tool_calls"] = calls
     return [message] if texts or calls else []
+
+
+def _thinking_text(block: Json, place: str) -> str:
+    text = block.get("thinking", "")
+    if not isinstance(text, str):
+        raise invalid_field(f"{place}.thinking", "must be a text")
+    return text
 
 
 def _convert_call(block: Json, place: str) -> Json:
@@ -269,4 +296,11 @@ def _block_text(block: Json, place: str) -> str:
 
 
 def to_resume_state(body: MessageBody, request: CompletionRequest, created: int) -> ResumeState:
-    return ResumeState("messages", created, tools=offered_tools(request.tools), parallel=request.tools.parallel)
+    display = (body.thinking or {}).get("display")
+    return ResumeState(
+        "messages",
+        created,
+        tools=offered_tools(request.tools),
+        parallel=request.tools.parallel,
+        told={"thinking_display": "omitted"} if display == "omitted" else {},
+    )

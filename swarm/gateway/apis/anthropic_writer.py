@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import blake2s
 
 import msgspec
 
@@ -12,6 +13,7 @@ from swarm.gateway.answer import (
     CallEndPart,
     CallStartPart,
     ChoiceEndPart,
+    ReasoningPart,
     TextPart,
     TokenCounts,
 )
@@ -24,10 +26,12 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"
 
 
 class MessageWriter:
-    """Encodes one answer in Anthropic's format, as blocks of text and calls, of which one is open at a time."""
+    """Encodes one answer in Anthropic's format, as blocks of thinking, text and calls, of which one is open at a
+    time."""
 
     def __init__(self, memo: ResumeState, served: ServedModel, request_id: str) -> None:
         self._served, self._request_id = served, request_id
+        self._shows_thinking = memo.told.get("thinking_display") != "omitted"
         self._blocks: list[Json] = []
         self._texts: list[list[str]] = []  # text fragments of each block
         self._is_open = False  # the last block is open
@@ -64,7 +68,9 @@ class MessageWriter:
 
     def write(self, part: AnswerPart) -> Sequence[SseEvent]:
         if isinstance(part, TextPart):
-            return self._text_events(part.text) if part.text else ()
+            return self._text_events("text", part.text) if part.text else ()
+        if isinstance(part, ReasoningPart):
+            return self._text_events("thinking", part.text)
         if isinstance(part, CallStartPart):
             call_id = "toolu_" + part.call_id.removeprefix("call_")
             return self._begin({"type": "tool_use", "id": call_id, "name": part.name, "input": {}})
@@ -77,12 +83,15 @@ class MessageWriter:
         self._end = part
         return self._close()
 
-    def _text_events(self, text: str) -> list[SseEvent]:
+    def _text_events(self, kind: str, text: str) -> list[SseEvent]:
+        """Return the events of a text, in a block of the kind "text" or "thinking"."""
         events: list[SseEvent] = []
-        if not self._is_open or self._blocks[-1]["type"] != "text":
-            events = self._begin({"type": "text", "text": ""})
+        if not self._is_open or self._blocks[-1]["type"] != kind:
+            events = self._begin({"type": kind, kind: ""} | ({"signature": ""} if kind == "thinking" else {}))
         self._texts[-1].append(text)
-        return [*events, self._block_event("content_block_delta", delta={"type": "text_delta", "text": text})]
+        if kind == "thinking" and not self._shows_thinking:
+            return events
+        return [*events, self._block_event("content_block_delta", delta={"type": f"{kind}_delta", kind: text})]
 
     def _begin(self, block: Json) -> list[SseEvent]:
         closed = self._close()
@@ -95,7 +104,11 @@ class MessageWriter:
         if not self._is_open:
             return []
         self._is_open = False
-        return [self._block_event("content_block_stop")]
+        stop = self._block_event("content_block_stop")
+        if self._blocks[-1]["type"] != "thinking":
+            return [stop]
+        delta = {"type": "signature_delta", "signature": _sign("".join(self._texts[-1]))}
+        return [self._block_event("content_block_delta", delta=delta), stop]
 
     def end_events(self, counts: TokenCounts) -> Sequence[SseEvent]:
         delta = self._event("message_delta", delta=self._reason(), usage=usage(counts))
@@ -107,14 +120,21 @@ class MessageWriter:
     def full_response(self, parts: Sequence[AnswerPart], counts: TokenCounts) -> Json:
         for part in parts:
             self.write(part)
-        content = [_complete_block(block, "".join(text)) for block, text in zip(self._blocks, self._texts, strict=True)]
+        content = [self._complete(block, "".join(text)) for block, text in zip(self._blocks, self._texts, strict=True)]
         return self._message(content, usage(counts))
 
+    def _complete(self, block: Json, text: str) -> Json:
+        """Return a block with its text."""
+        if block["type"] == "text":
+            return {**block, "text": text}
+        if block["type"] == "thinking":
+            return {**block, "thinking": text if self._shows_thinking else "", "signature": _sign(text)}
+        return {**block, "input": _parse_arguments(text)}
 
-def _complete_block(block: Json, text: str) -> Json:
-    if block["type"] == "text":
-        return {**block, "text": text}
-    return {**block, "input": _parse_arguments(text)}
+
+def _sign(thinking: str) -> str:
+    """Return the signature of a thinking block. Clients require one and send it back; here it has no use."""
+    return blake2s(thinking.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _parse_arguments(text: str) -> Json:
@@ -132,4 +152,5 @@ def usage(counts: TokenCounts) -> Json:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": counts.cached,
         "output_tokens": counts.answer,
+        "output_tokens_details": {"thinking_tokens": counts.reasoning},
     }

@@ -10,11 +10,18 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
-from swarm.gateway.answer import AnswerPart, CallArgumentsPart, CallStartPart, ChoiceEndPart, TextPart, TokenCounts
+from swarm.gateway.answer import (
+    AnswerPart,
+    CallArgumentsPart,
+    CallStartPart,
+    ChoiceEndPart,
+    ReasoningPart,
+    TextPart,
+    TokenCounts,
+)
 from swarm.gateway.apis.bodies import (
     COMMON_IGNORED_FIELDS,
     Biases,
-    Body,
     KeepSeconds,
     Number,
     Objects,
@@ -29,6 +36,7 @@ from swarm.gateway.apis.bodies import (
     to_sampling_params,
     to_stops,
 )
+from swarm.gateway.apis.reasoning import ConversationBody, chat_options
 from swarm.gateway.apis.tokens import chat_logprobs, list_hops, usage_object
 from swarm.gateway.apis.writer import EventTemplate, Json, SseEvent
 from swarm.gateway.completion.served_model import ServedModel
@@ -39,6 +47,8 @@ from swarm.gateway.resume_state import ResumeState, offered_tools
 from swarm.params import MAX_LOGPROBS, Grammar
 
 DONE = SseEvent(b"[DONE]")
+TEXT_FIELDS = ("content",)
+REASONING_FIELDS = ("reasoning_content", "reasoning")  # clients of other servers read one or the other
 
 
 class StreamOptions(BaseModel):
@@ -50,7 +60,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
 
 
-class ChatBody(Body):
+class ChatBody(ConversationBody):
     """Body of /v1/chat/completions."""
 
     api_names: ClassVar[Mapping[str, str]] = {
@@ -79,6 +89,10 @@ class ChatBody(Body):
     tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Annotated[str | None, Field(description="none, minimal, low, medium, high, xhigh or max.")] = None
+    reasoning: Annotated[dict[str, Any] | None, Field(description="Swarm extension: effort, max_tokens, enabled.")] = (
+        None
+    )
     keep_s: KeepSeconds = None
     user: Annotated[str | None, Field(description="Accepted and ignored.")] = None
 
@@ -90,7 +104,6 @@ class ChatBody(Body):
 
 DEFAULT_VALUES = {  # fields that are accepted with these values, which request the default behaviour
     "modalities": (["text"],),
-    "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "audio": (),
     "prediction": (),
@@ -139,6 +152,7 @@ def to_request(body: ChatBody, served: ServedModel) -> CompletionRequest:
         messages=tuple(body.messages),
         tools=tools,
         template=body.chat_template_kwargs or {},
+        reasoning=chat_options(body, body.reasoning_effort, body.reasoning),
         priority=to_priority(body),
         deadline_s=check_deadline(body),
         speculation=check_speculation(body),
@@ -269,6 +283,7 @@ class _Message:
     """A choice's message, while it is assembled for a response without streaming."""
 
     text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
     logprobs: list[Json] = field(default_factory=list)
     hops: list[Any] = field(default_factory=list)
     calls: list[Json] = field(default_factory=list)
@@ -283,18 +298,25 @@ class ChatWriter:
         self._id = "chatcmpl-" + request_id
         self._custom = {tool.name for tool in memo.tools if tool.custom}
         self._started_choices: set[int] = set()  # choices whose first event has been returned
-        self._templates: dict[int, EventTemplate] = {}  # by choice
+        self._templates: dict[tuple[int, str], EventTemplate] = {}  # by choice and field
         self._custom_calls: set[tuple[int, int]] = set()  # calls of custom tools, by choice and number
 
     def _base(self, kind: str) -> Json:
         return {"id": self._id, "object": kind, "created": self._memo.created, "model": self._served.name}
 
-    def _text_event(self, part: TextPart) -> SseEvent:
-        """Return the event of a text without other fields, which make up most of a stream."""
-        template = self._templates.get(part.choice)
+    def _text_event(self, part: TextPart | ReasoningPart) -> SseEvent:
+        """Return the event of a text. Those without other fields make up most of a stream."""
+        names = REASONING_FIELDS if isinstance(part, ReasoningPart) else TEXT_FIELDS
+        if self._memo.logprobs or self._memo.hops:
+            delta: Json = dict.fromkeys(names, part.text)
+            if self._memo.hops:
+                delta["hops"] = list_hops(part.pieces)
+            return self._chunk(part.choice, delta, logprobs=self._logprobs(part))
+        key = part.choice, names[0]
+        template = self._templates.get(key)
         if template is None:
-            template = self._templates[part.choice] = EventTemplate(
-                self._body(part.choice, {"content": EventTemplate.PLACEHOLDER})
+            template = self._templates[key] = EventTemplate(
+                self._body(part.choice, dict.fromkeys(names, EventTemplate.PLACEHOLDER))
             )
         return template.render(part.text)
 
@@ -316,13 +338,8 @@ class ChatWriter:
         if part.choice not in self._started_choices:
             self._started_choices.add(part.choice)
             events.append(self._chunk(part.choice, {"role": "assistant", "content": "", "refusal": None}))
-        if isinstance(part, TextPart) and not self._memo.logprobs and not self._memo.hops:
+        if isinstance(part, TextPart | ReasoningPart):
             events.append(self._text_event(part))
-        elif isinstance(part, TextPart):
-            delta: Json = {"content": part.text}
-            if self._memo.hops:
-                delta["hops"] = list_hops(part.pieces)
-            events.append(self._chunk(part.choice, delta, logprobs=self._logprobs(part)))
         elif isinstance(part, CallStartPart):
             events.append(self._call(part.choice, part.number, self._begin_call(part)))
         elif isinstance(part, CallArgumentsPart):
@@ -345,7 +362,7 @@ class ChatWriter:
             return {"custom": {"input": part.text}}
         return {"function": {"arguments": part.text}}
 
-    def _logprobs(self, part: TextPart) -> Json | None:
+    def _logprobs(self, part: TextPart | ReasoningPart) -> Json | None:
         if not self._memo.logprobs:
             return None
         return {"content": chat_logprobs(self._served, part.pieces), "refusal": None}
@@ -367,8 +384,8 @@ class ChatWriter:
         return {**self._base("chat.completion"), "choices": choices, "usage": usage_object(counts)}
 
     def _collect(self, message: _Message, part: AnswerPart) -> None:
-        if isinstance(part, TextPart):
-            message.text.append(part.text)
+        if isinstance(part, TextPart | ReasoningPart):
+            (message.text if isinstance(part, TextPart) else message.reasoning).append(part.text)
             if self._memo.logprobs:
                 message.logprobs += chat_logprobs(self._served, part.pieces)
             if self._memo.hops:
@@ -385,6 +402,8 @@ class ChatWriter:
     def _choice(self, index: int, message: _Message) -> Json:
         text = "".join(message.text)
         body: Json = {"role": "assistant", "content": text or (None if message.calls else ""), "refusal": None}
+        if message.reasoning:
+            body |= dict.fromkeys(REASONING_FIELDS, "".join(message.reasoning))
         if message.calls:
             body["tool_calls"] = message.calls
         if self._memo.hops:

@@ -97,8 +97,25 @@ def _add_output(messages: list[Json], item: Mapping[str, Any], place: str) -> No
     messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": text})
 
 
-def _skip(messages: list[Json], item: Mapping[str, Any], place: str) -> None:
-    """Drop other models' reasoning: its text is encrypted, and models here have none."""
+def _add_reasoning(messages: list[Json], item: Mapping[str, Any], place: str) -> None:
+    """Add thinking to the assistant's message. Another model's encrypted thinking is dropped."""
+    text = _reasoning_text(item, "content", place) or _reasoning_text(item, "summary", place)
+    if not text:
+        return
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    before = messages[-1].get("reasoning_content")
+    messages[-1]["reasoning_content"] = text if before is None else f"{before}\n{text}"
+
+
+def _reasoning_text(item: Mapping[str, Any], field: str, place: str) -> str:
+    parts = item.get(field) or []
+    if not isinstance(parts, list):
+        raise invalid_field(f"{place}.{field}", "must be a list of parts")
+    texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise invalid_field(f"{place}.{field}", "each part must have a text")
+    return "\n".join(str(text) for text in texts)
 
 
 _ITEMS: dict[str, Callable[[list[Json], Mapping[str, Any], str], None]] = {
@@ -107,5 +124,5 @@ _ITEMS: dict[str, Callable[[list[Json], Mapping[str, Any], str], None]] = {
     "function_call_output": _add_output,
     "custom_tool_call": _add_custom_call,
     "custom_tool_call_output": _add_output,
-    "reasoning": _skip,
+    "reasoning": _add_reasoning,
 }

@@ -1,7 +1,7 @@
 """Answers of OpenAI's /v1/responses, as a stream and as one object. Pure.
 
-An answer is a list of items: texts and calls. One item is open at a time. The next part closes it, because only then is
-it certain whether the item was cut off.
+An answer is a list of items: thinking, texts and calls. One item is open at a time. The next part closes it, because
+only then is it certain whether the item was cut off.
 """
 
 from __future__ import annotations
@@ -10,7 +10,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from swarm.gateway.answer import AnswerPart, CallArgumentsPart, CallStartPart, ChoiceEndPart, TextPart, TokenCounts
+from swarm.gateway.answer import (
+    AnswerPart,
+    CallArgumentsPart,
+    CallStartPart,
+    ChoiceEndPart,
+    ReasoningPart,
+    TextPart,
+    TokenCounts,
+)
 from swarm.gateway.apis.tokens import chat_logprobs
 from swarm.gateway.apis.writer import Json, SseEvent
 from swarm.gateway.completion.served_model import ServedModel
@@ -29,6 +37,8 @@ class ResponseWriter:
         self._custom = {tool.name for tool in memo.tools if tool.custom}
         self._items: list[Json] = []  # the finished items, and at the end the open one
         self._open = False  # the last item is open
+        # thinking is sent as a summary to clients that ask for one: they show nothing else
+        self._summarizes = bool((memo.told.get("reasoning") or {}).get("summary"))
         self._end: ChoiceEndPart | None = None
         self._next_number = 0  # number of the next event
 
@@ -69,6 +79,8 @@ class ResponseWriter:
     def write(self, part: AnswerPart) -> Sequence[SseEvent]:
         if isinstance(part, TextPart):
             return self._text_events(part)
+        if isinstance(part, ReasoningPart):
+            return self._reasoning_events(part.text)
         if isinstance(part, CallStartPart):
             return [*self._close("completed"), *self._begin_call(part)]
         if isinstance(part, CallArgumentsPart):
@@ -109,6 +121,40 @@ class ResponseWriter:
         self._open = True
         return self._event("response.output_item.added", output_index=len(self._items) - 1, item=item)
 
+    # --- thinking
+
+    def _reasoning_events(self, text: str) -> list[SseEvent]:
+        events = [] if self._is_open("reasoning") else [*self._close("completed"), *self._begin_reasoning()]
+        self._reasoning_part["text"] += text
+        kind = "response.reasoning_summary_text.delta" if self._summarizes else "response.reasoning_text.delta"
+        return [*events, self._reasoning_event(kind, delta=text)]
+
+    @property
+    def _reasoning_part(self) -> Json:
+        """The text of the last item, which is thinking."""
+        part: Json = self._items[-1]["summary" if self._summarizes else "content"][0]
+        return part
+
+    def _reasoning_event(self, kind: str, **fields: object) -> SseEvent:
+        """Return an event about the text of the last item, which is thinking."""
+        return self._item_event(kind, **{"summary_index" if self._summarizes else "content_index": 0}, **fields)
+
+    def _begin_reasoning(self) -> list[SseEvent]:
+        added = self._begin("rs", {"type": "reasoning", "summary": [], "content": [], "encrypted_content": None})
+        part = {"type": "summary_text" if self._summarizes else "reasoning_text", "text": ""}
+        kind = "response.reasoning_summary_part.added" if self._summarizes else "response.content_part.added"
+        event = self._reasoning_event(kind, part=part)
+        self._items[-1]["summary" if self._summarizes else "content"].append(part)
+        return [added, event]
+
+    def _reasoning_done_events(self) -> list[SseEvent]:
+        part = self._reasoning_part
+        if self._summarizes:
+            done = self._reasoning_event("response.reasoning_summary_text.done", text=part["text"])
+            return [done, self._reasoning_event("response.reasoning_summary_part.done", part=part)]
+        done = self._reasoning_event("response.reasoning_text.done", text=part["text"])
+        return [done, self._reasoning_event("response.content_part.done", part=part)]
+
     # --- calls
 
     def _begin_call(self, part: CallStartPart) -> list[SseEvent]:
@@ -142,6 +188,8 @@ class ResponseWriter:
         if item["type"] == "function_call":
             fields = {"name": item["name"], "arguments": item["arguments"]}
             return [self._item_event("response.function_call_arguments.done", **fields)]
+        if item["type"] == "reasoning":
+            return self._reasoning_done_events()
         content = item["content"][0]
         text = self._text_event("response.output_text.done", text=content["text"], logprobs=content["logprobs"])
         return [text, self._text_event("response.content_part.done", part=content)]
@@ -191,6 +239,6 @@ def usage(counts: TokenCounts) -> Json:
         # cache writes cost nothing here
         "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": 0},
         "output_tokens": counts.answer,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": counts.reasoning},
         "total_tokens": counts.prompt + counts.answer,
     }

@@ -10,7 +10,6 @@ from pydantic import Field
 
 from swarm.gateway.apis.bodies import (
     COMMON_IGNORED_FIELDS,
-    Body,
     KeepSeconds,
     Number,
     Objects,
@@ -27,6 +26,7 @@ from swarm.gateway.apis.bodies import (
 )
 from swarm.gateway.apis.chat import StreamOptions, check_stream_options, first_length, parse_tools
 from swarm.gateway.apis.items import to_messages
+from swarm.gateway.apis.reasoning import ConversationBody, to_reasoning_options
 from swarm.gateway.apis.writer import Json
 from swarm.gateway.completion.served_model import ServedModel
 from swarm.gateway.completion_request import CompletionRequest
@@ -56,10 +56,10 @@ REJECTED_FIELDS = {
 }
 
 # Accepted and ignored; those that OpenAI's answer contains are repeated in ours.
-IGNORED_FIELDS = COMMON_IGNORED_FIELDS | {"reasoning", "max_tool_calls"}
+IGNORED_FIELDS = COMMON_IGNORED_FIELDS | {"max_tool_calls"}
 
 
-class ResponseBody(Body):
+class ResponseBody(ConversationBody):
     """Body of /v1/responses."""
 
     api_names: ClassVar[Mapping[str, str]] = {
@@ -88,7 +88,7 @@ class ResponseBody(Body):
     background: Annotated[bool | None, Field(description="Rejected.")] = None
     store: Annotated[bool | None, Field(description="Let GET /v1/responses/ID return it for a while.")] = None
     metadata: Annotated[dict[str, Any] | None, Field(description="Repeated in the answer.")] = None
-    reasoning: Annotated[dict[str, Any] | None, Field(description="Repeated in the answer, else ignored.")] = None
+    reasoning: Annotated[dict[str, Any] | None, Field(description="effort; summary: thinking comes as one.")] = None
     seed: Annotated[int | None, Field(description="Swarm extension.")] = None
     stop: Annotated[str | Texts | None, Field(description="Swarm extension.")] = None
     presence_penalty: Annotated[Number | None, Field(description="Swarm extension.")] = None
@@ -126,6 +126,11 @@ def to_request(body: ResponseBody, served: ServedModel) -> CompletionRequest:
         messages=messages,
         tools=tools,
         template=body.chat_template_kwargs or {},
+        reasoning=to_reasoning_options(
+            body,
+            ("reasoning.effort", (body.reasoning or {}).get("effort")),
+            budget=("reasoning.max_tokens", (body.reasoning or {}).get("max_tokens")),
+        ),
         priority=to_priority(body),
         deadline_s=check_deadline(body),
         speculation=check_speculation(body),

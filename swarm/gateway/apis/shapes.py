@@ -61,6 +61,8 @@ class MessageShape(BaseModel):
     role: Literal["assistant"]
     content: str | None
     refusal: str | None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[CallShape] | None = None
     hops: list[Any] | None = None
 

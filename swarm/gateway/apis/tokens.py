@@ -68,7 +68,7 @@ def usage_object(counts: TokenCounts) -> Json:
         "total_tokens": counts.prompt + counts.answer,
         "prompt_tokens_details": {"cached_tokens": counts.cached, "audio_tokens": 0},
         "completion_tokens_details": {
-            "reasoning_tokens": 0,
+            "reasoning_tokens": counts.reasoning,
             "audio_tokens": 0,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,

@@ -27,16 +27,16 @@ class SseEvent:
 
 
 class EventTemplate:
-    """Template of an event of which only one text changes: the rest of its JSON is encoded once."""
+    """Template of an event of which only one text changes, wherever it occurs: the rest of its JSON is encoded once."""
 
     PLACEHOLDER = "\x00text\x00"  # cannot occur in JSON unescaped
 
     def __init__(self, body: Json) -> None:
         """Create the template. ``body`` has ``PLACEHOLDER`` in place of the text."""
-        self._before, _, self._after = msgspec.json.encode(body).partition(msgspec.json.encode(self.PLACEHOLDER))
+        self._around = msgspec.json.encode(body).split(msgspec.json.encode(self.PLACEHOLDER))
 
     def render(self, text: str) -> SseEvent:
-        return SseEvent(self._before + msgspec.json.encode(text) + self._after)
+        return SseEvent(msgspec.json.encode(text).join(self._around))
 
 
 class AnswerWriter(Protocol):

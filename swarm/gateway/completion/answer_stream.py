@@ -72,13 +72,13 @@ class AnswerStream:
         completion = self._stream.completion
         assert completion is not None  # the end was reached
         usage = completion.usage
-        return TokenCounts(usage.num_prompt, usage.num_tokens, usage.num_cached)
+        return TokenCounts(usage.num_prompt, usage.num_tokens, usage.num_cached, self._assembler.num_reasoning)
 
     def counts_so_far(self) -> TokenCounts:
         """Return the token counts of the answer so far. Valid at any time."""
         if self._stream.completion is not None:
             return self.counts()
-        return TokenCounts(self.num_prompt, self._num_tokens)
+        return TokenCounts(self.num_prompt, self._num_tokens, reasoning=self._assembler.num_reasoning)
 
     def close(self) -> None:
         """Stop reading."""
@@ -148,4 +148,9 @@ class MergedAnswers:
 
 
 def _add_counts(counts: Sequence[TokenCounts]) -> TokenCounts:
-    return TokenCounts(sum(c.prompt for c in counts), sum(c.answer for c in counts), sum(c.cached for c in counts))
+    return TokenCounts(
+        sum(c.prompt for c in counts),
+        sum(c.answer for c in counts),
+        sum(c.cached for c in counts),
+        sum(c.reasoning for c in counts),
+    )

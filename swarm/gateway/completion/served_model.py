@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from llguidance import LLTokenizer
 
 from swarm.client.text.tokenizer import TextModel
 from swarm.gateway.errors import ApiError
+from swarm.gateway.reasoning import formats as reasoning_formats
+from swarm.gateway.reasoning.format import ReasoningFormat, ReasoningParser, ReasoningStart
+from swarm.gateway.reasoning.switches import ThinkingSwitches, probe_switches
 from swarm.gateway.tool_calls.format import ToolCallFormat
 from swarm.gateway.tool_calls.formats import detect_format, visible_marks
 from swarm.gateway.tool_calls.template_adapter import TemplateFeatures, probe_template
 from swarm.wire.messages import Manifest
+
+PROMPT_END = 64  # tokens of a prompt's end in which its template may have opened or ended thinking
 
 
 @dataclass(slots=True)
@@ -25,6 +31,8 @@ class ServedModel:
     tool_format: ToolCallFormat
     template_features: TemplateFeatures
     aliases: tuple[str, ...] = ()
+    reasoning_format: ReasoningFormat | None = None  # None: the model's template has no marks of thinking
+    switches: ThinkingSwitches = field(default_factory=ThinkingSwitches)
     # the vocabulary as bytes per token; None without a tokenizer
     vocabulary: LLTokenizer | None = field(default=None, repr=False)
 
@@ -32,7 +40,7 @@ class ServedModel:
     def create(
         cls, manifest: Manifest, text: TextModel | None, max_context: int, aliases: tuple[str, ...]
     ) -> ServedModel:
-        """Describe a model: determine its tool-call format and the features of its chat template."""
+        """Describe a model: determine its tool-call and reasoning formats, and the features of its chat template."""
         if text is None:
             return cls(manifest, None, max_context, detect_format(None), TemplateFeatures(), aliases)
         tool_format = detect_format(text.template_source, text.added)
@@ -43,6 +51,8 @@ class ServedModel:
             tool_format,
             probe_template(text) if text.template else TemplateFeatures(),
             aliases,
+            reasoning_formats.detect_format(text.template_source),
+            probe_switches(text) if text.template else ThinkingSwitches(),
         )
 
     @property
@@ -53,6 +63,25 @@ class ServedModel:
     def call_marks(self) -> tuple[int, ...]:
         """The special tokens with which the model marks tool calls."""
         return () if self.text is None else visible_marks(self.tool_format, self.text.added)
+
+    @property
+    def reasoning_marks(self) -> tuple[int, ...]:
+        """The special tokens with which the model marks its thinking."""
+        if self.text is None or self.reasoning_format is None:
+            return ()
+        return reasoning_formats.visible_marks(self.reasoning_format, self.text.added)
+
+    def reasoning_start(self, ids: Sequence[int]) -> ReasoningStart:
+        """Return how the answer to this prompt begins."""
+        if self.text is None or self.reasoning_format is None:
+            return "none"
+        return self.reasoning_format.start(self.text.decode_all(ids[-PROMPT_END:]))
+
+    def reasoning_parser(self, start: ReasoningStart) -> ReasoningParser | None:
+        """Return a new parser for the thinking of an answer that begins in this way; None if none is split off."""
+        if self.reasoning_format is None or start == "none":
+            return None
+        return self.reasoning_format.parser(is_opened=start == "opened")
 
     def has_name(self, name: str) -> bool:
         """Whether clients may use this name for the model."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -19,10 +21,11 @@ from swarm.gateway.completion.assembler import AnswerAssembler
 from swarm.gateway.completion.served_model import ServedModel
 from swarm.gateway.completion_request import CompletionRequest, Tool, ToolOptions
 from swarm.gateway.errors import ApiError, invalid_field, to_api_error
+from swarm.gateway.reasoning.format import ReasoningStart
 from swarm.gateway.resume_state import ResumeState
 from swarm.gateway.thread_pool import BoundedThreadPool
 from swarm.gateway.tool_calls.template_adapter import adapt_conversation
-from swarm.params import SamplingParams
+from swarm.params import SamplingParams, Thinking
 from swarm.wire.messages import Description, Submit
 
 SHORT_PROMPT = 4096  # characters; longer prompts are tokenized in a thread
@@ -52,6 +55,7 @@ class PreparedRequest:
     ids: tuple[int, ...]
     params: SamplingParams
     served: ServedModel
+    reasoning: ReasoningStart = "none"  # how the answer begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +165,7 @@ class CompletionService:
     async def prepare(self, request: CompletionRequest, served: ServedModel) -> PreparedRequest:
         """Prepare the prompt, in a thread if that takes longer than a moment. Raises ApiError."""
         try:
-            request, ids = await self._encode_prompt(request, served)
+            request, ids, start = await self._encode_prompt(request, served)
         except ClientError as error:
             raise to_api_error(error) from None
         if len(ids) >= served.manifest.context:
@@ -171,11 +175,11 @@ class CompletionService:
         params = request.params
         if params.max_tokens == REST_OF_CONTEXT:
             params = msgspec.structs.replace(params, max_tokens=served.max_answer_tokens(len(ids)))
-        return PreparedRequest(request, ids, params, served)
+        return PreparedRequest(request, ids, params, served, start)
 
     async def _encode_prompt(
         self, request: CompletionRequest, served: ServedModel
-    ) -> tuple[CompletionRequest, tuple[int, ...]]:
+    ) -> tuple[CompletionRequest, tuple[int, ...], ReasoningStart]:
         size = prompt_size(request, MEDIUM_PROMPT)
         how = ChatRendering(parse_special=self._parse_special)
         if size <= SHORT_PROMPT:
@@ -207,7 +211,7 @@ class CompletionService:
         """
         request = prepared.request
         if memo is not None:
-            memo = msgspec.structs.replace(memo, num_prompt=len(prepared.ids))
+            memo = msgspec.structs.replace(memo, num_prompt=len(prepared.ids), reasoning=prepared.reasoning)
         try:
             stream = self.client.stream(
                 prepared.ids,
@@ -222,19 +226,19 @@ class CompletionService:
                 keep_s=request.keep_s,
                 speculation=request.speculation,
                 memo="" if memo is None else memo.encode(),
-                visible=prepared.served.call_marks if request.tools.are_offered else (),
+                visible=_visible_marks(request.tools.are_offered, prepared.reasoning, prepared.served),
             )
         except ClientError as error:
             raise to_api_error(error) from None
-        parts = AnswerAssembler(request_id or "", request.tools, prepared.served.tool_format, prepared.params.n)
+        parts = _make_assembler(request_id or "", request.tools, prepared.reasoning, prepared.served, prepared.params.n)
         return AnswerStream(stream, parts, num_prompt=len(prepared.ids), on_tokens=on_tokens)
 
     async def resume(self, request_id: str, caller: Caller) -> tuple[ResumeState, AnswerStream]:
         """Read an existing answer from its beginning. It replaces another reader only when the first part is read."""
         submit, memo = await self._recall(request_id, caller)
         served = await self.served_model()
-        stream = self.client.attach(request_id, visible=_visible_marks(memo, served))
-        parts = AnswerAssembler(request_id, _offered_tools(memo), served.tool_format, submit.params.n)
+        stream = self.client.attach(request_id, visible=_visible_marks(bool(memo.tools), memo.reasoning, served))
+        parts = _make_assembler(request_id, _offered_tools(memo), memo.reasoning, served, submit.params.n)
         runs_on = submit.detached or submit.keep_s > 0
         return memo, AnswerStream(stream, parts, num_prompt=memo.num_prompt, cancels=not runs_on)
 
@@ -250,10 +254,11 @@ class CompletionService:
             raise ApiError(404, f"the answer {request_id!r} was not stored: request it with store", code="not_found")
         served = await self.served_model()
         try:
-            progress = await self.client.look_up(request_id, visible=_visible_marks(memo, served))
+            visible = _visible_marks(bool(memo.tools), memo.reasoning, served)
+            progress = await self.client.look_up(request_id, visible=visible)
         except ClientError as error:
             raise to_api_error(error) from None
-        assembler = AnswerAssembler(request_id, _offered_tools(memo), served.tool_format, submit.params.n)
+        assembler = _make_assembler(request_id, _offered_tools(memo), memo.reasoning, served, submit.params.n)
         parts: list[AnswerPart] = []
         for number, piece in enumerate(progress.pieces):
             parts += assembler.add(piece)
@@ -261,11 +266,11 @@ class CompletionService:
                 await asyncio.sleep(0)
         if progress.completion is None:
             num_tokens = sum(piece.token is not None for piece in progress.pieces)
-            return AnswerSnapshot(memo, parts, TokenCounts(memo.num_prompt, num_tokens), has_ended=False)
+            counts = TokenCounts(memo.num_prompt, num_tokens, reasoning=assembler.num_reasoning)
+            return AnswerSnapshot(memo, parts, counts, has_ended=False)
         usage = progress.completion.usage
-        return AnswerSnapshot(
-            memo, parts, TokenCounts(usage.num_prompt, usage.num_tokens, usage.num_cached), has_ended=True
-        )
+        counts = TokenCounts(usage.num_prompt, usage.num_tokens, usage.num_cached, assembler.num_reasoning)
+        return AnswerSnapshot(memo, parts, counts, has_ended=True)
 
     async def _recall(self, request_id: str, caller: Caller) -> tuple[Submit, ResumeState]:
         """Return a request's submission and its resume state. Raises ApiError; for any caller but its owner, the
@@ -280,9 +285,17 @@ class CompletionService:
         return submit, memo
 
 
-def _visible_marks(memo: ResumeState, served: ServedModel) -> tuple[int, ...]:
-    """Return the special tokens whose text the tool-call parser needs."""
-    return served.call_marks if memo.tools else ()
+def _visible_marks(has_tools: bool, reasoning: ReasoningStart, served: ServedModel) -> tuple[int, ...]:
+    """Return the special tokens whose text the parsers of thinking and of tool calls need."""
+    marks = served.call_marks if has_tools else ()
+    return marks if reasoning == "none" else (*marks, *served.reasoning_marks)
+
+
+def _make_assembler(
+    request_id: str, tools: ToolOptions, reasoning: ReasoningStart, served: ServedModel, num_choices: int
+) -> AnswerAssembler:
+    make_parser = partial(served.reasoning_parser, reasoning)
+    return AnswerAssembler(request_id, tools, served.tool_format, num_choices, make_parser)
 
 
 def _offered_tools(memo: ResumeState) -> ToolOptions:
@@ -301,10 +314,34 @@ def prompt_size(request: CompletionRequest, most: int) -> int:
 
 def prepare_prompt(
     request: CompletionRequest, served: ServedModel, how: ChatRendering
-) -> tuple[CompletionRequest, tuple[int, ...]]:
-    """Return the request with the grammar that its tools need, and its prompt's tokens."""
+) -> tuple[CompletionRequest, tuple[int, ...], ReasoningStart]:
+    """Return the request with the grammar that its tools need, its prompt's tokens, and how its answer begins."""
     request = add_tool_grammar(request, served)
-    return request, encode_prompt(request, served, how)
+    ids = encode_prompt(request, served, how)
+    if request.messages is None:
+        return request, ids, "none"
+    return begin_thinking(request, ids, served)
+
+
+def begin_thinking(
+    request: CompletionRequest, ids: tuple[int, ...], served: ServedModel
+) -> tuple[CompletionRequest, tuple[int, ...], ReasoningStart]:
+    """Return the request and its prompt with what a budget or a grammar needs: they apply to thinking that the prompt
+    has opened. So the prompt opens it where the model would, and where it would not, a grammar applies at once."""
+    start, family, grammar = served.reasoning_start(ids), served.reasoning_format, request.params.grammar
+    budget = request.reasoning.budget
+    if family is None or start == "none" or (grammar is None and budget is None):
+        return request, ids, start
+    text = served.require_text_model("it can't think")
+    if start == "optional":
+        if not served.switches.is_thinking(template_variables(request, served)):
+            return request, ids, "optional" if grammar is None else "none"
+        ids = (*ids, *text.encode(family.opening, add_special_tokens=False))
+    is_call = request.tools.choice in ("required", "named")
+    end = family.end_of("anything" if grammar is None else "call" if is_call else "text")
+    closing = text.encode(end.closing, add_special_tokens=False)
+    params = msgspec.structs.replace(request.params, thinking=Thinking(end.texts, budget, closing))
+    return replace(request, params=params), ids, "opened"
 
 
 def add_tool_grammar(request: CompletionRequest, served: ServedModel) -> CompletionRequest:
@@ -324,8 +361,13 @@ def encode_prompt(request: CompletionRequest, served: ServedModel, how: ChatRend
         if clash := request.template.keys() & {"self", "messages", "tools"}:
             raise invalid_field("chat_template_kwargs", f"{min(clash)} has a field of its own")
         adapted = adapt_conversation(request.messages, request.tools, served.tool_format, served.template_features)
-        variables = {**request.template, **adapted.variables}
+        variables = {**template_variables(request, served), **adapted.variables}
         return text.encode_chat(adapted.messages, variables, most=served.manifest.context, how=how)
     if isinstance(request.prompt, tuple):
         return request.prompt
     return served.require_text_model("pass token ids").encode(request.prompt, most=served.manifest.context)
+
+
+def template_variables(request: CompletionRequest, served: ServedModel) -> Mapping[str, Any]:
+    """Return the variables for the chat template. The client's own precede those for its reasoning options."""
+    return {**served.switches.variables(request.reasoning), **request.template}

@@ -15,6 +15,7 @@ from swarm.gateway.tool_calls.deepseek import deepseek, deepseek_unfenced
 from swarm.gateway.tool_calls.format import ToolCallFormat
 from swarm.gateway.tool_calls.grammars import AddedTokens
 from swarm.gateway.tool_calls.granite import granite, phi
+from swarm.gateway.tool_calls.harmony import harmony
 from swarm.gateway.tool_calls.hermes import hermes, plain
 from swarm.gateway.tool_calls.llama import llama3
 from swarm.gateway.tool_calls.mistral import mistral, mistral_args
@@ -26,6 +27,7 @@ FormatFactory = Callable[[AddedTokens], ToolCallFormat]
 
 # In the order in which they are tried: formats with specific marks come before formats whose marks are common.
 BUILT_IN: Mapping[str, FormatFactory] = {
+    "harmony": harmony,
     "deepseek": deepseek,
     "deepseek-v3.1": deepseek_unfenced,
     "mistral-args": mistral_args,

@@ -26,7 +26,9 @@ _ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
 # types of content parts, and the field that has their text
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 # fields of a message that templates use
-_KEPT = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
+_KEPT = ("role", "content", "tool_calls", "tool_call_id", "name")
+# fields and types of content parts in which clients send earlier thinking
+_REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class TemplateFeatures:
     objects: bool = True  # needs the arguments of calls as objects, not as text
     results: bool = True  # renders messages of the role "tool"
     short_ids: bool = False  # needs ids of calls to be nine letters and digits
+    reasoning: str = ""  # field of a message whose text it renders as the thinking before a call; "" if none
+    reasoning_beside_text: bool = True  # accepts that field and a text in one message with calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,8 @@ def probe_template(text: TextModel) -> TemplateFeatures:
     short_ids = not _renders(text, _probe_history(long, arguments), "probe_key")
     call_id = short if short_ids else long
     calls = _renders(text, _probe_history(call_id, arguments), "probe_key")
+    thought = _probe_history(call_id, arguments)[:3] if calls else [_USER, {**_ANSWER}]
+    reasoning = next((name for name in _REASONING if _renders(text, _with_thinking(thought, name), "probe_why")), "")
     return TemplateFeatures(
         system=_renders(text, [{"role": "system", "content": "probe_s"}, _USER], "probe_s"),
         late_system=_renders(text, [_USER, _ANSWER, {"role": "system", "content": "probe_s"}, _USER], "probe_s"),
@@ -86,6 +92,8 @@ def probe_template(text: TextModel) -> TemplateFeatures:
         objects=objects,
         results=calls and _renders(text, _probe_history(call_id, arguments), "probe_result"),
         short_ids=calls and short_ids,
+        reasoning=reasoning,
+        reasoning_beside_text=not reasoning or _renders(text, _with_thinking(thought, reasoning, "so"), "probe_why"),
     )
 
 
@@ -98,6 +106,11 @@ def _probe_history(call_id: str, arguments: object) -> list[Json]:
 def _with_two_calls(history: list[Json]) -> list[Json]:
     user, call, result, *rest = history
     return [user, {**call, "tool_calls": call["tool_calls"] * 2}, result, result, *rest]
+
+
+def _with_thinking(history: list[Json], field: str, content: str = "") -> list[Json]:
+    user, answer, *rest = history
+    return [user, {**answer, "content": content or answer["content"], field: "probe_why"}, *rest]
 
 
 def _renders(text: TextModel, messages: Sequence[Json], *wanted: str, **variables: object) -> bool:
@@ -117,7 +130,7 @@ def adapt_conversation(
 ) -> AdaptedChat:
     """Return the conversation in a form that this chat template can render. Raises ApiError if that is impossible."""
     instructions = tool_format.instructions(options) if options.are_offered else ""
-    adapted = [_normalize_message(message, number) for number, message in enumerate(messages)]
+    adapted = [_normalize_message(message, number, features) for number, message in enumerate(messages)]
     adapted = _add_tool_names([message for message in adapted if not _is_empty(message)])
     adapted = _join_answers(adapted)
     adapted = _place_instructions(adapted, instructions, features)
@@ -130,20 +143,46 @@ def adapt_conversation(
     return AdaptedChat(tuple(adapted), {"tools": tools} if tools else {})
 
 
-def _normalize_message(message: Json, number: int) -> Json:
+def _normalize_message(message: Json, number: int, features: TemplateFeatures) -> Json:
     """Return a message with plain text as content, and only the fields that templates use."""
     role = message.get("role")
     if role not in _ROLES:
         raise invalid_field(f"messages[{number}].role", f"must be one of {', '.join(sorted(_ROLES))}, not {role!r}")
     normalized = {key: message[key] for key in _KEPT if message.get(key) is not None}
     normalized["role"] = "tool" if role == "function" else role
-    normalized["content"] = _text(message.get("content"), "" if role == "assistant" else "\n", number)
+    content = message.get("content")
+    if role == "assistant":
+        thinking, content = _split_thinking(message)
+        if thinking and features.reasoning:
+            normalized[features.reasoning] = thinking
+    normalized["content"] = _text(content, "" if role == "assistant" else "\n", number)
     calls = normalized.pop("tool_calls", None) or []
     if not isinstance(calls, list | tuple):
         raise invalid_field(f"messages[{number}].tool_calls", "must be a list")
     for place, call in enumerate(calls):
         _check_call(call, f"messages[{number}].tool_calls[{place}]")
+    if calls and normalized["content"] and not features.reasoning_beside_text:
+        normalized.pop(features.reasoning, None)
     return {**normalized, "tool_calls": list(calls)} if calls else normalized
+
+
+def _split_thinking(message: Json) -> tuple[str, object]:
+    """Return an earlier answer's thinking, and its content without it."""
+    content = message.get("content")
+    texts = [text for name in _REASONING if isinstance(text := message.get(name), str) and text]
+    if isinstance(content, list | tuple):
+        thoughts = [part for part in content if isinstance(part, Mapping) and part.get("type") in _REASONING]
+        texts += [_thought_text(part) for part in thoughts]
+        content = [part for part in content if part not in thoughts]
+    return texts[0] if texts else "", content
+
+
+def _thought_text(part: Mapping[str, Any]) -> str:
+    """Return the text of a part with thinking: a text, or a list of parts with one."""
+    inner = next((part[name] for name in (*_REASONING, "text") if part.get(name)), "")
+    if isinstance(inner, list):
+        return "".join(str(each.get("text", "")) for each in inner if isinstance(each, Mapping))
+    return inner if isinstance(inner, str) else ""
 
 
 def _text(content: object, between: str, number: int) -> str:
@@ -169,7 +208,7 @@ def _text(content: object, between: str, number: int) -> str:
 def _is_empty(message: Json) -> bool:
     """Whether a message is an empty answer or instruction, as clients leave them in histories."""
     return message["role"] in ("assistant", "system", "developer") and not any(
-        message.get(key) for key in ("content", "tool_calls", "reasoning_content")
+        message.get(key) for key in ("content", "tool_calls", *_REASONING)
     )
 
 
@@ -269,7 +308,7 @@ def _convert_call_message(message: Json, features: TemplateFeatures) -> Json:
     objects = [_convert_call(call, replace(features, objects=True))["function"] for call in message["tool_calls"]]
     texts = [f"<tool_call>\n{json.dumps(each, ensure_ascii=False)}\n</tool_call>" for each in objects]
     content = "\n".join([*([message["content"]] if message["content"] else []), *texts])
-    return {"role": "assistant", "content": content}
+    return {key: value for key, value in message.items() if key != "tool_calls"} | {"content": content}
 
 
 def _convert_result(message: Json, features: TemplateFeatures) -> Json:

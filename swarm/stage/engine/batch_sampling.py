@@ -29,7 +29,7 @@ class BatchSamples:
     failed: tuple[Failure, ...] = ()  # sequences that can't go on, with the reason
     delayed: tuple[int, ...] = ()  # sequences to be drawn in a later step, because their grammar is not compiled yet
     certain: tuple[SequencePosition, ...] = ()  # rows with accepted proposals: where their certain tokens end
-    forced: tuple[ForcedTokens, ...] = ()  # tokens that are certain to follow by the grammar
+    forced: tuple[ForcedTokens, ...] = ()  # tokens that are certain to follow by the grammar or the end of thinking
 
 
 def sample_batch(
@@ -45,7 +45,7 @@ def sample_batch(
     is reached has logits that are not finite, or a grammar that can't be followed. Up to ``threads`` threads share the
     draws.
     """
-    if all(not job.num_proposed and job.params.grammar is None for job in batch.samples):
+    if all(not job.num_proposed and not job.params.has_rules for job in batch.samples):
         return _sample_plainly(batch, logits, manifest, threads)
     verifications: list[Verification] = []
     num_rows = 0
@@ -66,7 +66,7 @@ def sample_batch(
 
 
 def _sample_plainly(batch: Batch, logits: torch.Tensor, manifest: Manifest, threads: int) -> BatchSamples:
-    """Draw one token for each job, without proposals and grammars: the same as with them, in half of the time."""
+    """Draw one token for each job, without proposals and rules: the same as with them, in half of the time."""
     tokens = _draw(logits[: len(batch.samples)].cpu(), batch.samples, manifest, threads, ())
     sampled: list[Sampled] = []
     failed: list[Failure] = []
@@ -123,7 +123,7 @@ def _collect(verifications: Sequence[Verification], grammars: GrammarMasks) -> B
             certain.append(SequencePosition(sequence, position + each.num_accepted))
         if each.failure:
             failed.append(Failure(sequence, each.failure[:MAX_REASON_CHARS]))
-        elif each.job.params.grammar is not None and each.tokens:
+        elif each.job.params.has_rules and each.tokens:
             tokens = grammars.forced_tokens(sequence, each.job.params, each.tokens[-1].token)
             if tokens:
                 forced.append(ForcedTokens(sequence, tokens))
@@ -134,16 +134,26 @@ def _collect(verifications: Sequence[Verification], grammars: GrammarMasks) -> B
 def _grammar_masks(
     draws: Sequence[Draw], grammars: GrammarMasks, words: int
 ) -> tuple[list[Mask | None], dict[int, str], set[int]]:
-    """Return the tokens that each draw's grammar allows (None without a grammar), the reasons of draws whose grammar
+    """Return the tokens that each draw's thinking and grammar allow (None if all), the reasons of draws whose grammar
     can't be followed, and the draws whose grammar is not compiled yet."""
-    if all(draw.job.params.grammar is None for draw in draws):
+    if not any(draw.job.params.has_rules for draw in draws):
         return [], {}, set()
     masks: list[Mask | None] = [None] * len(draws)
     refused, late = dict[int, str](), set[int]()
     for place, draw in enumerate(draws):
-        if draw.job.params.grammar is None:
+        sequence, job, start = draw.verification.sequence, draw.job, 0
+        if job.params.thinking is not None:
+            reader = grammars.read_thinking(sequence, job)
+            if isinstance(reader, str):
+                refused[place] = reader
+                continue
+            if reader.start is None:
+                masks[place] = grammars.thinking_mask(job, words, reader.forced)
+                continue
+            start = reader.start
+        if job.params.grammar is None:
             continue
-        answer = grammars.mask(draw.verification.sequence, draw.job, words)
+        answer = grammars.mask(sequence, job, words, start)
         if answer is None:
             late.add(place)
         elif isinstance(answer, str):

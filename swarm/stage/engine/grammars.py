@@ -10,6 +10,9 @@ whatever happened before.
 is satisfied, including end tokens that are text: drawn in the middle, they would end the answer there. Before
 ``min_tokens`` is reached they are forbidden, unless the grammar allows no other token: the grammar takes precedence.
 
+**Thinking** precedes what the grammar describes (``thinking``): the matcher consumes the tokens after it. Meanwhile all
+tokens but end tokens are allowed, or the one token that ends the thinking because its budget is used.
+
 **Other sequences do not wait.** The tokenizer is read when the worker starts, before the broker expects heartbeats,
 because reading it blocks all threads. Grammars are compiled on threads of their own (``GrammarCompiler``). A sequence
 whose grammar is not compiled yet is drawn in a later step: the broker has its last position computed again. The delay
@@ -32,6 +35,7 @@ import numpy as np
 
 from swarm.errors import InvalidRequest, ModelError
 from swarm.grammar import Compilation, estimate_bytes, grammar_error, grammar_vocabulary, matcher_error, timeout_error
+from swarm.stage.engine.thinking import ThinkingReader, ThinkingReaders
 from swarm.wire.messages import MAX_PROPOSED
 
 if TYPE_CHECKING:
@@ -74,28 +78,53 @@ class GrammarMasks:
         self._tokenizer = _load_tokenizer(folder / "tokenizer.json", self._ends)
         self._compiler = GrammarCompiler()
         self._readers: OrderedDict[int, _GrammarReader] = OrderedDict()  # by sequence, least recently used first
+        self._thinking = ThinkingReaders(self._token_bytes)
 
-    def mask(self, sequence: int, job: SampleJob, words: int) -> Mask | str | None:
-        """Return the tokens that may come next as a mask of ``words`` bits.
+    def mask(self, sequence: int, job: SampleJob, words: int, start: int = 0) -> Mask | str | None:
+        """Return the tokens that may come next as a mask of ``words`` bits. The grammar describes the answer from
+        token ``start`` on.
 
         Returns the reason as a string if none can, and None if the grammar is not compiled yet.
         """
         grammar = job.params.grammar
         assert grammar is not None
         try:
-            reader = self._reader(sequence, grammar, list(job.history[job.num_prompt :]))
+            reader = self._reader(sequence, grammar, list(job.history[job.num_prompt + start :]))
             return None if reader is None else self._compute_mask(reader, job, words)
         except (InvalidRequest, ModelError) as error:
             self.drop(sequence)
             return str(error)
 
+    def read_thinking(self, sequence: int, job: SampleJob) -> ThinkingReader | str:
+        """Return the reader of the answer's thinking, or the reason why it can't be read."""
+        try:
+            self._vocabulary()
+        except ModelError as error:
+            return str(error)
+        return self._thinking.read(sequence, job)
+
+    def thinking_mask(self, job: SampleJob, words: int, forced: Sequence[int]) -> Mask | None:
+        """Return the tokens that may come next within the thinking; None if all may."""
+        if forced:
+            mask: Mask = np.zeros(-(-words // 32), np.uint32)
+            _set_bits(mask, forced[:1], allowed=True)
+            return mask
+        if job.params.grammar is None:
+            return None
+        mask = _resize_mask(np.full(-(-words // 32), 0xFFFFFFFF, np.uint32), words)
+        ends = (*self._ends, *job.params.stop_token_ids)
+        _set_bits(mask, [end for end in ends if end < words], allowed=False)
+        return mask
+
     def forced_tokens(self, sequence: int, params: SamplingParams, token: int) -> tuple[int, ...]:
-        """Return the tokens with which the grammar continues after ``token``, which was drawn by the last mask of the
-        sequence; none if the grammar leaves a choice.
+        """Return the tokens with which the answer continues after ``token``, which was drawn by the last mask of the
+        sequence, because the grammar demands them or the thinking must end; none if there is a choice.
 
         A forced text can have several tokenizations. These are the tokenizer's own, and the masks that follow allow no
         others. The next mask needs the same computation, and finds it done.
         """
+        if params.thinking is not None and (forced := self._thinking.forced_after(sequence, token)):
+            return forced[:MAX_PROPOSED]
         reader = self._readers.get(sequence)
         if reader is None or token in self._ends or token in params.stop_token_ids:
             return ()
@@ -114,12 +143,14 @@ class GrammarMasks:
         self._compiler.wait_for_one()
 
     def drop(self, sequence: int) -> None:
-        """Drop the cached reader of a sequence."""
+        """Drop the cached readers of a sequence."""
         self._readers.pop(sequence, None)
+        self._thinking.drop(sequence)
 
     def clear(self) -> None:
         """Drop the cached readers of all sequences."""
         self._readers.clear()
+        self._thinking.clear()
 
     def _compute_mask(self, reader: _GrammarReader, job: SampleJob, words: int) -> Mask:
         matcher = reader.matcher
@@ -132,7 +163,7 @@ class GrammarMasks:
         ends = [end for end in (*self._ends, *job.params.stop_token_ids) if end < words]
         _set_bits(mask, [end for end in (*ends, *self._vocabulary().eos_tokens) if end < words], allowed=False)
         goes_on, may_end = bool(mask.any()), bool(ends) and matcher.is_accepting()
-        if may_end and not (goes_on and len(reader.tokens) < job.params.min_tokens):
+        if may_end and not (goes_on and len(job.history) - job.num_prompt < job.params.min_tokens):
             _set_bits(mask, ends, allowed=True)
         elif not goes_on:
             why = "no token of the model continues it" if ends else "the model has no token that ends an answer"
@@ -158,6 +189,13 @@ class GrammarMasks:
             )
         reader.tokens += unread
         return reader
+
+    def _token_bytes(self, token: int) -> bytes:
+        vocabulary = self._vocabulary()
+        if token >= vocabulary.vocab_size:  # models may have more tokens than their tokenizers
+            return b""
+        content: bytes = vocabulary.decode_bytes([token])
+        return content
 
     def _vocabulary(self) -> LLTokenizer:
         if isinstance(self._tokenizer, ModelError):

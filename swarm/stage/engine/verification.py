@@ -107,12 +107,12 @@ class Verification:
         return Draw(self, self.first_row + number, job)
 
     def next_draws(self) -> Iterator[Draw]:
-        """Yield the draws that can be computed now: with a grammar only the next one, whose mask depends on the
-        accepted tokens; else all, since none depends on another's result."""
+        """Yield the draws that can be computed now: with a grammar or thinking only the next one, whose mask depends on
+        the accepted tokens; else all, since none depends on another's result."""
         if self.is_closed:
             return
         first = len(self.tokens)
-        stop = 1 + (first if self.job.params.grammar is not None else len(self._proposals))
+        stop = 1 + (first if self.job.params.has_rules else len(self._proposals))
         yield from (self.draw(number) for number in range(first, stop))
 
     def add(self, token: SampledToken) -> None:

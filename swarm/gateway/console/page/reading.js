@@ -79,7 +79,7 @@ export class Answer {
     for (const entry of chunk.choices ?? []) {
       const choice = this.choices[entry.index];
       if (choice === undefined) continue;
-      const text = this.isChat ? (entry.delta?.content ?? "") : (entry.text ?? "");
+      const text = (this.isChat ? (entry.delta?.content ?? entry.delta?.reasoning) : entry.text) ?? "";
       const chances = chancesOf(entry.logprobs);
       if (text !== "" || chances.length > 0) this.#addText(choice, text, chances, now);
       if (entry.finish_reason) choice.reason = entry.finish_reason;

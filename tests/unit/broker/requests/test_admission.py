@@ -7,6 +7,7 @@ import pytest
 from swarm.broker.requests.admission import QueueQuota, check_submit, max_positions
 from swarm.broker.state.ended_requests import RequestRefusal
 from swarm.broker.state.queue import RequestTimers
+from swarm.params import Thinking
 from swarm.testing import fake_manifest
 from swarm.wire.messages import Cancel, Rejected
 from tests.unit.broker.bench import Bench, said, submit
@@ -22,6 +23,8 @@ MODEL = fake_manifest(vocab_size=97, context=64)
         ({"prompt": (1, 97)}, "invalid", "prompt: token 97 is out of range, the vocabulary has 97"),
         ({"logit_bias": {97: 1.0}}, "invalid", "logit_bias: token 97 is out of range"),
         ({"stop_token_ids": (5, 200)}, "invalid", "stop_token_ids: token 200 is out of range"),
+        ({"thinking": Thinking(("x",), 5, (97,))}, "invalid", "thinking: token 97 is out of range"),
+        ({"thinking": Thinking(())}, "invalid", "thinking.ends takes 1 to 16 texts, not 0"),
         ({"max_tokens": 0}, "invalid", "max_tokens must be between 1"),
         ({"max_tokens": -1}, "invalid", "max_tokens must be between 1"),
         ({"temperature": float("nan")}, "invalid", "temperature must be between"),
@@ -94,3 +97,16 @@ def test_timers_are_forgiven_in_place() -> None:
     assert list(timers.pop_due(1009.9)) == []
     assert list(timers.pop_due(1011.0)) == ["r0", "r1"]
     assert len(list(timers.pop_due(1e9))) == 98
+
+
+def test_an_older_stage_gets_no_thinking(make_bench) -> None:
+    """It would refuse the record of such a request; all others are served."""
+    bench = make_bench()
+    bench.add("w0")
+    bench.tell("w0", bench.workers["w0"].hello(wire_versions=(3,)))
+    bench.tick()
+    bench.tick()
+    assert bench.state.plans.is_serving
+    (answer,) = said(bench.say(submit("thinks", thinking=Thinking(("x",)))), Rejected)
+    assert (answer.code, "w0 is too old" in answer.reason) == ("unavailable", True)
+    assert not said(bench.say(submit("plain")), Rejected)

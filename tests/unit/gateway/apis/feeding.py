@@ -14,6 +14,7 @@ from swarm.gateway.answer import (
     CallEndPart,
     CallStartPart,
     ChoiceEndPart,
+    ReasoningPart,
     TextPart,
     TokenCounts,
 )
@@ -56,6 +57,10 @@ def call(number: int, name: str, *texts: str) -> list[AnswerPart]:
     """A whole call."""
     begins = CallStartPart(0, number, f"call_{number}", name)
     return [begins, *(CallArgumentsPart(0, number, text) for text in texts), CallEndPart(0, number)]
+
+
+def thought(*texts: str) -> list[AnswerPart]:
+    return [ReasoningPart(0, text) for text in texts]
 
 
 def said(*texts: str) -> list[AnswerPart]:

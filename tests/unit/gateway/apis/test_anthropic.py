@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from swarm.gateway.answer import AnswerPart, ChoiceEndPart
+from swarm.gateway.answer import AnswerPart, ChoiceEndPart, TokenCounts
 from swarm.gateway.apis.anthropic import CountBody, MessageBody, to_count_request, to_request, to_resume_state
 from swarm.gateway.apis.anthropic_writer import MessageWriter
-from swarm.gateway.completion_request import CompletionRequest
+from swarm.gateway.completion_request import CompletionRequest, ReasoningOptions
 from swarm.gateway.errors import ApiError
 from swarm.gateway.resume_state import ResumeState
-from tests.unit.gateway.apis.feeding import CALLED, COUNTS, CUT, STOPPED, Json, call, said, served, streamed
+from tests.unit.gateway.apis.feeding import CALLED, COUNTS, CUT, STOPPED, Json, call, said, served, streamed, thought
 
 TOY = served()
 READ = {"name": "Read", "description": "Reads.", "input_schema": {"type": "object"}, "cache_control": {"type": "x"}}
@@ -67,9 +67,7 @@ def test_bookkeeping_is_accepted() -> None:
     ask = asked(
         metadata={"user_id": "u"},
         service_tier="auto",
-        thinking={"type": "enabled", "budget_tokens": 1024},
         context_management={"edits": []},
-        output_config={"effort": "high"},
     )
     assert ask == asked()
 
@@ -81,6 +79,8 @@ def test_bookkeeping_is_accepted() -> None:
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"thinking": {"type": "perhaps"}}, "thinking.type"),
+        ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
+        ({"output_config": {"effort": "most"}}, "output_config.effort"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"name": "x"}]}, "tools[0].input_schema"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
@@ -165,6 +165,7 @@ def test_a_text_as_events() -> None:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 3,
         "output_tokens": 5,
+        "output_tokens_details": {"thinking_tokens": 0},
     }
 
 
@@ -225,3 +226,41 @@ def test_a_failure_is_told_in_the_stream() -> None:
     (event,) = writer().error_events(ApiError(503, "gone"))
     assert event.event == "error"
     assert event.data == b'{"type":"error","error":{"type":"overloaded_error","message":"gone"}}'
+
+
+@pytest.mark.parametrize("display", ["summarized", "omitted"])
+def test_thinking_is_a_block_with_a_signature(display: str) -> None:
+    """Clients keep the signature and send it back; "omitted" leaves the block empty."""
+    thinking = {"type": "enabled", "budget_tokens": 9, "display": display}
+    parts = [*thought("H", "m"), *said("Yes"), STOPPED]
+    events = streamed(writer(thinking=thinking), parts)
+    assert events[2]["content_block"] == {"type": "thinking", "thinking": "", "signature": ""}
+    deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+    shown = [delta["thinking"] for delta in deltas if delta["type"] == "thinking_delta"]
+    assert shown == (["H", "m"] if display == "summarized" else [])
+    (signature,) = (delta["signature"] for delta in deltas if delta["type"] == "signature_delta")
+    whole = writer(thinking=thinking).full_response(parts, TokenCounts(1, 9, reasoning=4))
+    assert whole["content"] == [
+        {"type": "thinking", "thinking": "".join(shown), "signature": signature},
+        {"type": "text", "text": "Yes"},
+    ]
+    assert signature
+    assert whole["usage"]["output_tokens_details"] == {"thinking_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({}, ReasoningOptions()),
+        ({"thinking": {"type": "disabled"}}, ReasoningOptions(enabled=False)),
+        ({"thinking": {"type": "adaptive"}}, ReasoningOptions(enabled=True)),
+        ({"thinking": {"type": "enabled", "budget_tokens": 64}}, ReasoningOptions(enabled=True, budget=64)),
+        ({"output_config": {"effort": "max"}}, ReasoningOptions(effort="max")),
+        ({"thinking_budget": 0}, ReasoningOptions(enabled=False, budget=0)),
+    ],
+)
+def test_how_much_is_thought(fields: Json, options: ReasoningOptions) -> None:
+    """Of an answer and of what is counted."""
+    assert asked(**fields).reasoning == options
+    counted = CountBody.model_validate({"model": "toy", "messages": [USER], **fields})
+    assert to_count_request(counted, TOY).reasoning == options

@@ -11,7 +11,7 @@ from swarm.gateway.answer import AnswerPart, ChoiceEndPart, TokenCounts
 from swarm.gateway.apis.chat import ChatWriter
 from swarm.gateway.apis.completions import CompletionWriter
 from swarm.gateway.resume_state import ResumeState
-from tests.unit.gateway.apis.feeding import CALLED, COUNTS, CUT, STOPPED, Json, call, said, served
+from tests.unit.gateway.apis.feeding import CALLED, COUNTS, CUT, STOPPED, Json, call, said, served, thought
 
 TOY = served()
 
@@ -63,3 +63,20 @@ def test_texts_have_no_calls_and_calls_no_text() -> None:
     whole = ChatWriter(ResumeState("chat", 7), TOY, "r").full_response(parts, TokenCounts(1, 1))
     assert whole["choices"][0]["message"]["content"] is None
     assert whole["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
+
+
+def test_thinking_has_fields_of_its_own() -> None:
+    """Both names by which clients know it; an answer without thinking has neither."""
+    parts = [*thought("H", "m"), *said("Yes"), STOPPED]
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks(parts)]
+    assert deltas[1:4] == [
+        {"reasoning_content": "H", "reasoning": "H"},
+        {"reasoning_content": "m", "reasoning": "m"},
+        {"content": "Yes"},
+    ]
+    whole = ChatWriter(ResumeState("chat", 7), TOY, "r").full_response(parts, TokenCounts(1, 9, reasoning=4))
+    message = whole["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"], message["reasoning"]) == ("Yes", "Hm", "Hm")
+    assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4
+    other = ChatWriter(ResumeState("chat", 7), TOY, "r").full_response([*said("Yes"), STOPPED], COUNTS)
+    assert not {"reasoning", "reasoning_content"} & other["choices"][0]["message"].keys()

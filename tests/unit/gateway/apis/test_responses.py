@@ -18,7 +18,7 @@ from swarm.gateway.tool_calls.format import ArgumentsDelta, CallFinished, CallSt
 from swarm.params import Grammar
 from swarm.wire.messages import TokenLogprob
 from tests.integration.fake_broker import say
-from tests.unit.gateway.apis.feeding import CALLED, COUNTS, CUT, STOPPED, Json, call, said, served, streamed
+from tests.unit.gateway.apis.feeding import CALLED, COUNTS, CUT, STOPPED, Json, call, said, served, streamed, thought
 
 TOY = served()
 LARK = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch"'}
@@ -66,13 +66,16 @@ def test_a_text_is_what_the_user_says() -> None:
 
 
 def test_a_history_of_an_agent() -> None:
-    """What the assistant said and called in a row is one message; thoughts and empty items are left out."""
+    """What the assistant thought, said and called in a row is one message; empty items are left out, and thoughts that
+    are encrypted."""
     items = [
         {"role": "developer", "content": "You may write."},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Fix "}, {}]},
         {},
         {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"},
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+        {"type": "reasoning", "id": "rs_2", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"type": "reasoning", "id": "rs_3", "summary": [{"type": "summary_text", "text": "So."}]},
         {"type": "function_call", "call_id": "c1", "name": "shell", "arguments": '{"command":["ls"]}'},
         {"type": "custom_tool_call", "call_id": "c2", "name": "apply_patch", "input": "*** Begin"},
         {"type": "function_call_output", "call_id": "c1", "output": "a.py"},
@@ -85,7 +88,7 @@ def test_a_history_of_an_agent() -> None:
     assert asked(input=items).messages == (
         {"role": "developer", "content": "You may write."},
         {"role": "user", "content": "Fix "},
-        {"role": "assistant", "content": "I look.", "tool_calls": [shell, patch]},
+        {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.\nSo.", "tool_calls": [shell, patch]},
         {"role": "tool", "tool_call_id": "c1", "content": "a.py"},
         {"role": "tool", "tool_call_id": "c2", "content": "done"},
         {"role": "user", "content": "Well?"},
@@ -100,7 +103,7 @@ def test_bookkeeping_is_accepted() -> None:
         prompt_cache_key="k",
         client_metadata={"a": "b"},
         service_tier="auto",
-        reasoning={"effort": "low", "summary": "auto"},
+        reasoning={"summary": "auto"},
         metadata={"a": "b"},
         user="u",
         max_tool_calls=3,
@@ -230,6 +233,40 @@ def test_a_text_as_events() -> None:
     }
 
 
+@pytest.mark.parametrize("summary", [None, "auto"])
+def test_thinking_as_events(summary: str | None) -> None:
+    """An item of its own: with content, or with a summary for clients that ask for one."""
+    parts = [*thought("H", "m"), *said("Yes"), STOPPED]
+    events = streamed(writer(reasoning={"effort": "low", "summary": summary}), parts)
+    added, delta, done, part_done = (
+        ("content_part.added", "reasoning_text.delta", "reasoning_text.done", "content_part.done")
+        if summary is None
+        else (
+            "reasoning_summary_part.added",
+            "reasoning_summary_text.delta",
+            "reasoning_summary_text.done",
+            "reasoning_summary_part.done",
+        )
+    )
+    assert kinds(events)[2:10] == [
+        "output_item.added",
+        *(added, delta, delta, done, part_done),
+        *("output_item.done", "output_item.added"),
+    ]
+    item, message = events[-1]["response"]["output"]
+    assert events[8]["item"] == item
+    assert (item["type"], item["status"], item["id"], message["type"]) == (
+        "reasoning",
+        "completed",
+        "rs_r1_0",
+        "message",
+    )
+    if summary is None:
+        assert (item["content"], item["summary"]) == ([{"type": "reasoning_text", "text": "Hm"}], [])
+    else:
+        assert (item["content"], item["summary"]) == ([], [{"type": "summary_text", "text": "Hm"}])
+
+
 def test_calls_as_events() -> None:
     """A function's arguments and a custom tool's input; each item has one id from its first event to its last."""
     parts = [*said("Look"), *call(0, "shell", '{"a"', ":1}"), *call(1, "apply_patch", "*** "), CALLED]
@@ -268,6 +305,8 @@ def test_calls_as_events() -> None:
         [*said("a"), CUT],
         [*call(0, "shell", "{}"), *said("so"), STOPPED],
         [*call(0, "shell", '{"a'), CUT],
+        [*thought("Hm", "."), *said("so"), STOPPED],
+        [*thought("Hm"), CUT],
     ],
 )
 def test_whole_is_what_the_stream_ends_with(parts: list[AnswerPart]) -> None:

@@ -39,6 +39,15 @@ test("each continuation has its own text, pieces and end", () => {
   assert.equal(answer.state, "streaming");
 });
 
+test("thinking is shown before the answer", () => {
+  const answer = streaming(CHAT);
+  const thought = { choices: [{ index: 0, delta: { reasoning_content: "Hm. ", reasoning: "Hm. " } }] };
+  answer.take({ id: "8f3c:1.0.0", data: said("") }, 20);
+  answer.take({ id: "8f3c:2.0.0", data: JSON.stringify(thought) }, 20);
+  answer.take({ id: "8f3c:3.0.0", data: said("Yes.") }, 21);
+  assert.equal(answer.choices[0].text, "Hm. Yes.");
+});
+
 test("usage is taken, and DONE is the end", () => {
   const answer = streaming();
   answer.take({ id: "8f3c:1.1", data: JSON.stringify({ choices: [], usage: { completion_tokens: 3 } }) }, 20);

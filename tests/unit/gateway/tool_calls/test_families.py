@@ -50,6 +50,7 @@ def test_every_family_is_known_by_the_name_that_it_says() -> None:
         ("<|python_start|>", "llama3"),
         ("<｜tool▁call▁begin｜> ```json", "deepseek"),
         ("<｜tool▁call▁begin｜>", "deepseek-v3.1"),
+        ("<|channel|>commentary", "harmony"),
         ("{{ messages }}", "plain"),
     ],
 )

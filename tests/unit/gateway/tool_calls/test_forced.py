@@ -167,7 +167,7 @@ def test_any_tool_is_called_once_where_one_call_is_allowed(family: str) -> None:
     assert len(seen) > 1
 
 
-@pytest.mark.parametrize("family", sorted(BUILT_IN))
+@pytest.mark.parametrize("family", sorted(BUILT_IN.keys() - {"harmony"}))  # its call is the end of the answer
 def test_several_calls_may_come(family: str) -> None:
     """Each is valid; there is a bound."""
     use = ToolOptions((EMPTY, BY_CHOICE), choice="required")
