@@ -12,6 +12,7 @@
     ├── IllegalMove            a core received something that its rules forbid: a bug, with its history
     └── ClientError            errors that a caller of the client library can get
         ├── InvalidRequest     the request is wrong; nothing was started
+        │   └── PromptTooLong   the prompt certainly has more tokens than fit
         ├── Overloaded         the queue is full; ``retry_after_s``: when to try again
         ├── Unavailable        no broker answers, or the connection was lost for good
         ├── RequestFailed      the swarm accepted the request and could not finish it
@@ -92,6 +93,14 @@ class InvalidRequest(ClientError):
     def __init__(self, text: str, code: str = "invalid") -> None:
         super().__init__(text)
         self.code = code
+
+
+class PromptTooLong(InvalidRequest):
+    """The prompt certainly has more tokens than fit. ``least_tokens``: a proven lower bound of their number."""
+
+    def __init__(self, text: str, least_tokens: int) -> None:
+        super().__init__(text, code="context")
+        self.least_tokens = least_tokens
 
 
 class Overloaded(ClientError):

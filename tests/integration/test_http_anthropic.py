@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -77,6 +78,14 @@ def test_the_clients_request_id_is_the_answers(client: Any) -> None:
     assert caught.value.request_id == caught.value.response.headers["x-request-id"]
     with client.messages.stream(**asked()) as stream:
         assert stream.request_id == stream.get_final_message().id.removeprefix("msg_")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_is_too_long_is_refused_in_anthropics_words(client: Any, stream: bool) -> None:
+    """By which agents begin to compact."""
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        client.messages.create(**asked(messages=[{"role": "user", "content": "word " * 5000}], stream=stream))
+    assert re.fullmatch(r"prompt is too long: \d+ tokens > 2047 maximum", caught.value.body["error"]["message"])
 
 
 ANSWERED: Json = {

@@ -386,6 +386,7 @@ def test_a_prompt_that_is_too_long_is_refused_before_a_stream_begins(client: Ope
     with pytest.raises(openai.BadRequestError) as caught:
         chat(client, messages=QUESTION * 300, stream=stream)
     assert caught.value.code == "context_length_exceeded"
+    assert "This model's maximum context length is 2048 tokens. However, you requested " in caught.value.message
 
 
 def test_a_chat_that_goes_on_fills_the_context_and_is_then_refused_at_once(client: OpenAI) -> None:

@@ -12,13 +12,13 @@ import msgspec
 from swarm.client.client import AsyncClient
 from swarm.client.text.budget import size_of as size_as_text
 from swarm.client.text.tokenizer import ChatRendering, TemplateTooSlow
-from swarm.errors import ClientError, RequestTimeout, SwarmError, Unavailable
+from swarm.errors import ClientError, PromptTooLong, RequestTimeout, SwarmError, Unavailable
 from swarm.gateway.answer import AnswerPart, TokenCounts
 from swarm.gateway.completion.answer_stream import AnswerStream
 from swarm.gateway.completion.assembler import AnswerAssembler
 from swarm.gateway.completion.served_model import ServedModel
 from swarm.gateway.completion_request import CompletionRequest, Tool, ToolOptions
-from swarm.gateway.errors import ApiError, invalid_field, to_api_error
+from swarm.gateway.errors import ApiError, ContextOverflow, invalid_field, to_api_error
 from swarm.gateway.resume_state import ResumeState
 from swarm.gateway.thread_pool import BoundedThreadPool
 from swarm.gateway.tool_calls.template_adapter import adapt_conversation
@@ -162,12 +162,12 @@ class CompletionService:
         """Prepare the prompt, in a thread if that takes longer than a moment. Raises ApiError."""
         try:
             request, ids = await self._encode_prompt(request, served)
+        except PromptTooLong as error:
+            raise ContextOverflow(error.least_tokens, served.manifest.context, is_least=True) from None
         except ClientError as error:
             raise to_api_error(error) from None
         if len(ids) >= served.manifest.context:
-            text = f"the prompt has {len(ids)} tokens; {served.name} holds {served.manifest.context}, "
-            text += "and at least one must remain for the answer"
-            raise ApiError(400, text, param="prompt", code="context_length_exceeded")
+            raise ContextOverflow(len(ids), served.manifest.context)
         params = request.params
         if params.max_tokens == REST_OF_CONTEXT:
             params = msgspec.structs.replace(params, max_tokens=served.max_answer_tokens(len(ids)))

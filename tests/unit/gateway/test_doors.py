@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -67,6 +68,9 @@ class Client:
 
     async def describe(self) -> Any:
         return SimpleNamespace(manifest=self._manifest, state="serving", waits_for="", max_context=4096)
+
+    def shrink_context(self, context: int) -> None:
+        self._manifest = msgspec.structs.replace(self._manifest, context=context)
 
     async def text_model(self) -> Any:
         return self._model.text
@@ -168,6 +172,44 @@ async def test_what_the_swarm_finds_wrong_has_the_name_that_the_client_sent(
     assert told["message"].startswith(f"{name}: ")
     if path != "/v1/messages":
         assert told["param"] == name
+
+
+EXACT = (
+    "This model's maximum context length is 128 tokens. However, you requested 129 tokens (128 in the prompt, 1 in the "
+)
+EXACT += "completion). Please reduce the length of the prompt."
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "text"),
+    [
+        ("/v1/completions", {"prompt": [1] * 128}, EXACT),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "word " * 9000}]},
+            r"This model's maximum context length is 128 tokens. However, you requested at least \d+ tokens \(\d+ in "
+            r"the messages, 1 in the completion\). Please reduce the length of the messages.",
+        ),
+        ("/v1/responses", {"input": "word " * 9000}, r"This model's maximum context length is .* length of the input."),
+        (
+            "/v1/messages",
+            {"messages": [{"role": "user", "content": "word " * 9000}]},
+            r"prompt is too long: \d+ tokens > 127 maximum",
+        ),
+    ],
+)
+async def test_a_prompt_that_is_too_long_is_refused_in_the_sentence_of_its_api(
+    gateway: Gateway, path: str, fields: Json, text: str
+) -> None:
+    """Routers fall back and agents compact by these words. In a stream, too, they come with the status."""
+    gateway.client.shrink_context(128)
+    for stream in (False, True):
+        answer = await gateway.ask(path, **fields, stream=stream)
+        told = answer.json()["error"]
+        assert answer.status_code == 400
+        assert told["message"] == text or re.fullmatch(text, told["message"])
+        assert told["type"] == "invalid_request_error"
+        assert told.get("code", "context_length_exceeded") == "context_length_exceeded"
 
 
 @pytest.mark.parametrize(
