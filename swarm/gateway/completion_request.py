@@ -47,6 +47,7 @@ class CompletionRequest:
 
     params: SamplingParams
     messages: tuple[Json, ...] | None = None
+    continues: bool = False  # the answer continues the last message, which is the assistant's
     prompt: str | tuple[int, ...] = ""
     tools: ToolOptions = ToolOptions()
     template: Mapping[str, Any] = field(default_factory=dict)  # variables for the chat template
@@ -54,6 +55,7 @@ class CompletionRequest:
     deadline_s: float | None = None
     timeout_s: float | None = None
     hops: bool = False
+    show_special: bool = False  # the answer's text includes special tokens
     keep_s: float = 0.0  # seconds that the answer continues without a reader
     speculation: SpeculationMode | None = None  # what may guess tokens ahead; None: the broker's setting
     # the API's names of parameters, where they differ from ours

@@ -60,6 +60,15 @@ def test_a_stop_sequence_is_told(client: Any) -> None:
         assert stream.get_final_message().stop_sequence == stop
 
 
+def test_an_answer_goes_on_where_its_beginning_ends(client: Any) -> None:
+    """Without saying it again; counted as an answer's prompt is."""
+    whole, half = (client.messages.create(**asked(max_tokens=most), extra_body={"top_k": 1}) for most in (12, 5))
+    messages = [*asked()["messages"], {"role": "assistant", "content": half.content[0].text}]
+    rest = client.messages.create(**asked(messages=messages, max_tokens=7), extra_body={"top_k": 1})
+    assert half.content[0].text + rest.content[0].text == whole.content[0].text
+    assert client.messages.count_tokens(model=MODEL, messages=messages).input_tokens == rest.usage.input_tokens
+
+
 def test_counting(client: Any) -> None:
     """As many as the answer says that there were."""
     fields = {"messages": [{"role": "user", "content": "Hello"}], "system": "Be kind."}

@@ -98,7 +98,7 @@ class ResponseBody(Body):
 
 def to_request(body: ResponseBody, served: ServedModel) -> CompletionRequest:
     """Convert a body into a completion request. Raises ApiError."""
-    _check_fields(body)
+    _check_fields(body, served)
     served.check_name(body.model)
     tools = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
     grammar = response_grammar(_format_of(body), "text.format")
@@ -134,12 +134,12 @@ def to_request(body: ResponseBody, served: ServedModel) -> CompletionRequest:
     )
 
 
-def _check_fields(body: ResponseBody) -> None:
+def _check_fields(body: ResponseBody, served: ServedModel) -> None:
     for name, instead in REJECTED_FIELDS.items():
         if getattr(body, name, None) or (body.model_extra or {}).get(name):
             raise unsupported_field(name, instead)
-    check_extra(body, IGNORED_FIELDS | REJECTED_FIELDS.keys())
-    check_stream_options(body.stream_options, bool(body.stream))
+    check_extra(body, served, IGNORED_FIELDS | REJECTED_FIELDS.keys())
+    check_stream_options(body.stream_options, served, stream=bool(body.stream))
     if body.truncation not in (None, "disabled"):
         raise unsupported_field("truncation", "only disabled: shorten the input yourself")
     for name in body.include or ():

@@ -17,7 +17,7 @@ from swarm.wire.messages import Manifest
 @dataclass(slots=True)
 class ServedModel:
     """The served model. ``max_context``: positions that a sequence can currently have. ``aliases``: other names that
-    clients may use for the model; ``*`` allows any."""
+    clients may use for the model; ``*`` allows any. ``ignores_unknown_fields``: bodies may have unknown fields."""
 
     manifest: Manifest
     text: TextModel | None
@@ -27,6 +27,7 @@ class ServedModel:
     aliases: tuple[str, ...] = ()
     # the vocabulary as bytes per token; None without a tokenizer
     vocabulary: LLTokenizer | None = field(default=None, repr=False)
+    ignores_unknown_fields: bool = False
 
     @classmethod
     def create(
@@ -53,6 +54,11 @@ class ServedModel:
     def call_marks(self) -> tuple[int, ...]:
         """The special tokens with which the model marks tool calls."""
         return () if self.text is None else visible_marks(self.tool_format, self.text.added)
+
+    @property
+    def special_tokens(self) -> tuple[int, ...]:
+        """The special tokens, which answers do not show unless a request asks for them."""
+        return () if self.text is None else tuple(self.text.silent)
 
     def has_name(self, name: str) -> bool:
         """Whether clients may use this name for the model."""

@@ -21,7 +21,7 @@ from swarm.gateway.completion_request import CompletionRequest, Tool, ToolOption
 from swarm.gateway.errors import ApiError, ContextOverflow, invalid_field, to_api_error
 from swarm.gateway.resume_state import ResumeState
 from swarm.gateway.thread_pool import BoundedThreadPool
-from swarm.gateway.tool_calls.template_adapter import adapt_conversation
+from swarm.gateway.tool_calls.template_adapter import adapt_conversation, check_continued
 from swarm.params import SamplingParams
 from swarm.wire.messages import Description, Submit
 
@@ -67,8 +67,16 @@ class AnswerSnapshot:
 class CompletionService:
     """Completion service of a gateway, on one client."""
 
-    def __init__(self, client: AsyncClient, aliases: Sequence[str] = (), *, parse_special: bool = False) -> None:
-        """Create the service. ``parse_special``: special tokens in messages become control tokens."""
+    def __init__(
+        self,
+        client: AsyncClient,
+        aliases: Sequence[str] = (),
+        *,
+        parse_special: bool = False,
+        ignore_unknown_fields: bool = False,
+    ) -> None:
+        """Create the service. ``parse_special``: special tokens in messages become control tokens.
+        ``ignore_unknown_fields``: bodies may have unknown fields."""
         self.client = client
         self.body_threads = BoundedThreadPool("bodies", 1)
         self._prompt_threads, self._long_prompt_threads = (
@@ -77,6 +85,7 @@ class CompletionService:
         )
         self._parse_special = parse_special
         self._aliases = tuple(aliases)
+        self._ignore_unknown_fields = ignore_unknown_fields
         self._served: ServedModel | None = None  # the model that was served last
         self._description: Description | None = None  # the last description, None after a failure
         self._described_at = 0.0  # time of the last description, by the loop's clock
@@ -155,6 +164,7 @@ class CompletionService:
         if served is None or served.manifest != manifest or served.text is not text:
             served = await asyncio.to_thread(ServedModel.create, manifest, text, description.max_context, self._aliases)
             served.vocabulary, self._served = words, served
+            served.ignores_unknown_fields = self._ignore_unknown_fields
         served.max_context = description.max_context
         return served
 
@@ -177,7 +187,7 @@ class CompletionService:
         self, request: CompletionRequest, served: ServedModel
     ) -> tuple[CompletionRequest, tuple[int, ...]]:
         size = prompt_size(request, MEDIUM_PROMPT)
-        how = ChatRendering(parse_special=self._parse_special)
+        how = ChatRendering(parse_special=self._parse_special, continues=request.continues)
         if size <= SHORT_PROMPT:
             try:
                 return prepare_prompt(request, served, replace(how, time_s=INLINE_TEMPLATE_S))
@@ -222,7 +232,7 @@ class CompletionService:
                 keep_s=request.keep_s,
                 speculation=request.speculation,
                 memo="" if memo is None else memo.encode(),
-                visible=prepared.served.call_marks if request.tools.are_offered else (),
+                visible=_visible_tokens(prepared.served, request.tools, show_special=request.show_special),
             )
         except ClientError as error:
             raise to_api_error(error) from None
@@ -233,7 +243,7 @@ class CompletionService:
         """Read an existing answer from its beginning. It replaces another reader only when the first part is read."""
         submit, memo = await self._recall(request_id, caller)
         served = await self.served_model()
-        stream = self.client.attach(request_id, visible=_visible_marks(memo, served))
+        stream = self.client.attach(request_id, visible=_recalled_tokens(memo, served))
         parts = AnswerAssembler(request_id, _offered_tools(memo), served.tool_format, submit.params.n)
         runs_on = submit.detached or submit.keep_s > 0
         return memo, AnswerStream(stream, parts, num_prompt=memo.num_prompt, cancels=not runs_on)
@@ -250,7 +260,7 @@ class CompletionService:
             raise ApiError(404, f"the answer {request_id!r} was not stored: request it with store", code="not_found")
         served = await self.served_model()
         try:
-            progress = await self.client.look_up(request_id, visible=_visible_marks(memo, served))
+            progress = await self.client.look_up(request_id, visible=_recalled_tokens(memo, served))
         except ClientError as error:
             raise to_api_error(error) from None
         assembler = AnswerAssembler(request_id, _offered_tools(memo), served.tool_format, submit.params.n)
@@ -280,9 +290,15 @@ class CompletionService:
         return submit, memo
 
 
-def _visible_marks(memo: ResumeState, served: ServedModel) -> tuple[int, ...]:
-    """Return the special tokens whose text the tool-call parser needs."""
-    return served.call_marks if memo.tools else ()
+def _visible_tokens(served: ServedModel, tools: ToolOptions, *, show_special: bool) -> tuple[int, ...]:
+    """Return the special tokens whose text the client or the tool-call parser needs."""
+    if show_special:
+        return served.special_tokens
+    return served.call_marks if tools.are_offered else ()
+
+
+def _recalled_tokens(memo: ResumeState, served: ServedModel) -> tuple[int, ...]:
+    return _visible_tokens(served, _offered_tools(memo), show_special=memo.special)
 
 
 def _offered_tools(memo: ResumeState) -> ToolOptions:
@@ -325,6 +341,8 @@ def encode_prompt(request: CompletionRequest, served: ServedModel, how: ChatRend
             raise invalid_field("chat_template_kwargs", f"{min(clash)} has a field of its own")
         adapted = adapt_conversation(request.messages, request.tools, served.tool_format, served.template_features)
         variables = {**request.template, **adapted.variables}
+        if request.continues:
+            check_continued(adapted.messages[-1:])
         return text.encode_chat(adapted.messages, variables, most=served.manifest.context, how=how)
     if isinstance(request.prompt, tuple):
         return request.prompt

@@ -185,3 +185,10 @@ async def test_an_answer_is_looked_up_beside_its_reader() -> None:
             await desk.look_up("r", Caller(owner), lambda _, may=may: may)  # type: ignore[misc]
         assert caught.value.status == 404
     assert client.told == []
+
+
+async def test_unknown_fields_are_refused_unless_the_gateway_ignores_them(broker: Broker) -> None:
+    for ignores in (False, True):
+        desk = CompletionService(broker, ignore_unknown_fields=ignores)  # type: ignore[arg-type]
+        assert (await desk.served_model()).ignores_unknown_fields is ignores
+        await desk.aclose()
