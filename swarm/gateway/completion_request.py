@@ -39,6 +39,11 @@ class ToolOptions:
         """Whether the model may call any of the tools."""
         return bool(self.tools) and self.choice != "none"
 
+    @property
+    def have_strict(self) -> bool:
+        """Whether the model may call a tool whose arguments must follow its schema."""
+        return self.are_offered and any(tool.strict for tool in self.tools)
+
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
@@ -63,6 +68,9 @@ class CompletionRequest:
 
     def client_name_of(self, parameter: str) -> str:
         """Return the client's name for a parameter."""
-        if parameter == "grammar" and self.tools.choice in ("required", "named"):
+        comes_from_tools = self.tools.choice in ("required", "named") or (
+            self.tools.have_strict and self.params.grammar is None
+        )
+        if parameter == "grammar" and comes_from_tools:
             return "tools"
         return self.api_names.get(parameter, parameter)

@@ -124,6 +124,7 @@ def to_api_error(error: SwarmError) -> ApiError:
         code = "context_length_exceeded" if error.code == "context" else error.code
         return ApiError(400, text, param=_field_of(error.code, text), code=code)
     if isinstance(error, Overloaded):
-        return ApiError(429, text, code="overloaded", retry_after_s=error.retry_after_s)
+        code = "overloaded" if error.hint_status == 429 else "unavailable"
+        return ApiError(error.hint_status, text, code=code, retry_after_s=error.retry_after_s)
     status = error.hint_status
     return ApiError(status, text, code=type(error).__name__, retry_after_s=2.0 if status == 503 else None)

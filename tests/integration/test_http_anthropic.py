@@ -69,6 +69,14 @@ def test_an_answer_goes_on_where_its_beginning_ends(client: Any) -> None:
     assert client.messages.count_tokens(model=MODEL, messages=messages).input_tokens == rest.usage.input_tokens
 
 
+def test_the_model_is_listed_in_its_form(client: Any) -> None:
+    (listed,) = client.models.list()
+    assert (listed.id, listed.type, listed.max_input_tokens) == (MODEL, "model", 2048)
+    assert client.models.retrieve(MODEL) == listed
+    with pytest.raises(anthropic.NotFoundError):
+        client.models.retrieve("claude-x")
+
+
 def test_counting(client: Any) -> None:
     """As many as the answer says that there were."""
     fields = {"messages": [{"role": "user", "content": "Hello"}], "system": "Be kind."}

@@ -11,6 +11,7 @@ from swarm import errors
 from swarm.errors import (
     ClientError,
     InvalidRequest,
+    JournalDown,
     ModelError,
     Overloaded,
     PromptTooLong,
@@ -42,9 +43,12 @@ def test_the_drawing_is_the_tree() -> None:
 def test_every_error_has_a_status_and_a_text(name: str) -> None:
     """The status says whose fault it is; the text is what was given."""
     kind = own()[name]
-    extra = {StageSetError: ("gap", "words"), Overloaded: ("words", 1.5), PromptTooLong: ("words", 9)}.get(
-        kind, ("words",)
-    )
+    extra = {
+        StageSetError: ("gap", "words"),
+        Overloaded: ("words", 1.5),
+        JournalDown: ("words", 1.5),
+        PromptTooLong: ("words", 9),
+    }.get(kind, ("words",))
     error = kind(*extra)
     assert str(error) == "words"
     assert 400 <= error.hint_status < 600

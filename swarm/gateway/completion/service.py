@@ -324,13 +324,16 @@ def prepare_prompt(
 
 
 def add_tool_grammar(request: CompletionRequest, served: ServedModel) -> CompletionRequest:
-    """Add the grammar that forces a call, if the model must call a tool."""
-    if request.tools.choice not in ("required", "named"):
-        return request
-    return replace(
-        request,
-        params=msgspec.structs.replace(request.params, grammar=served.tool_format.forced_call_grammar(request.tools)),
-    )
+    """Add the grammar that forces a call, if the model must call a tool, or that restricts the arguments of calls, if a
+    tool is strict."""
+    grammar = request.params.grammar
+    if request.tools.choice in ("required", "named"):
+        grammar = served.tool_format.forced_call_grammar(request.tools)
+    elif request.tools.have_strict and grammar is None:
+        # formats of other packages may have none
+        optional = getattr(served.tool_format, "optional_call_grammar", None)
+        grammar = None if optional is None else optional(request.tools)
+    return replace(request, params=msgspec.structs.replace(request.params, grammar=grammar))
 
 
 def encode_prompt(request: CompletionRequest, served: ServedModel, how: ChatRendering) -> tuple[int, ...]:
