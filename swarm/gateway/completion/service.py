@@ -32,6 +32,8 @@ USABLE_S = 60.0  # seconds for which a description is good enough for requests
 FRESH_S = 0.5  # seconds for which the broker's description counts as current
 REFRESH_S = 0.8 * FRESH_S  # seconds between two refreshes
 YIELD_EVERY = 256  # pieces of an answer that are processed before other tasks get their turn
+MAX_PROGRESS_QUERIES = 8  # at a time; each stream that waits for a long prompt asks once a second
+PROGRESS_TIMEOUT_S = 0.5  # seconds that a comment may wait for the broker
 REST_OF_CONTEXT = 0  # value of ``max_tokens``: as many as the model's context leaves
 
 
@@ -90,6 +92,7 @@ class CompletionService:
         self._description: Description | None = None  # the last description, None after a failure
         self._described_at = 0.0  # time of the last description, by the loop's clock
         self._refreshing: asyncio.Task[None] | None = None  # a refresh in the background
+        self._num_progress_queries = 0  # queries for the progress of prompts that wait for the broker
 
     @property
     def last_served_model(self) -> ServedModel | None:
@@ -238,6 +241,22 @@ class CompletionService:
             raise to_api_error(error) from None
         parts = AnswerAssembler(request_id or "", request.tools, prepared.served.tool_format, prepared.params.n)
         return AnswerStream(stream, parts, num_prompt=len(prepared.ids), on_tokens=on_tokens)
+
+    async def prompt_progress(self, request_id: str) -> tuple[int, int] | None:
+        """Return how many tokens of a request's prompt every stage has computed, and how many there are; None if the
+        broker does not answer at once, or if many streams ask."""
+        if self._num_progress_queries >= MAX_PROGRESS_QUERIES:
+            return None
+        self._num_progress_queries += 1
+        try:
+            async with asyncio.timeout(PROGRESS_TIMEOUT_S):
+                report = await self.client.query("requests", request_id=request_id)
+        except (ClientError, TimeoutError):
+            return None
+        finally:
+            self._num_progress_queries -= 1
+        rows = report.get("requests") or ()
+        return next(((row["num_prompt_computed"], row["num_prompt"]) for row in rows), None)
 
     async def resume(self, request_id: str, caller: Caller) -> tuple[ResumeState, AnswerStream]:
         """Read an existing answer from its beginning. It replaces another reader only when the first part is read."""
