@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
@@ -255,7 +256,7 @@ class CompletionService:
             return None
         finally:
             self._num_progress_queries -= 1
-        rows = report.get("requests") or ()
+        rows: Any = report.get("requests") or ()
         return next(((row["num_prompt_computed"], row["num_prompt"]) for row in rows), None)
 
     async def resume(self, request_id: str, caller: Caller) -> tuple[ResumeState, AnswerStream]:
