@@ -20,6 +20,9 @@ from swarm.params import MAX_GRAMMAR, Grammar
 
 MAX_FORCED_CALLS = 16  # calls in a forced answer; prevents a model that never ends from running forever
 
+# tokens around thoughts, which are no text to a grammar
+THOUGHT_MARKS = ("<think>", "</think>", "[THINK]", "[/THINK]")
+
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
 Loosen = Callable[[Tool], Tool]
@@ -139,13 +142,15 @@ def make_optional_call_grammar(
     makes the grammar of the calls alone. Returns None if it can't be told where text ends."""
     calls = call_part(use, forced, loosen)
     text = f"TEXT: /(?s:.*)/ & ~/(?s:.*){escape_regex(mark)}(?s:.*)/"
+    marks = " | ".join(mark_rule(each, added) for each in THOUGHT_MARKS if each in added)
+    thoughts = f"(TEXT ({marks}))* " if marks else ""
     if mark in added:
-        return optional_grammar(["start: TEXT calls | TEXT", text], calls)
+        return optional_grammar([f"start: {thoughts}TEXT calls | {thoughts}TEXT", text], calls)
     before, is_literal, after = calls.partition(f"\ncalls: {literal_rule(mark)}")
     if not is_literal:
         return None
-    begun = [f"begun[suffix={literal_rule(mark)}]: BEFORE", "BEFORE: /(?s:.*)/"]
-    return optional_grammar(["start: calls | TEXT", text, *begun], f"{before}\ncalls: begun{after}")
+    rules = [f"begun[suffix={literal_rule(mark)}]: BEFORE", "BEFORE: /(?s:.*)/", text]
+    return optional_grammar([f"start: {thoughts}calls | {thoughts}TEXT", *rules], f"{before}\ncalls: begun{after}")
 
 
 def call_part(use: ToolOptions, forced: Callable[[ToolOptions], Grammar], loosen: Loosen = loosen_tool) -> str:

@@ -77,7 +77,8 @@ def text_model(family: str) -> TextModel:
     special = [mark for mark in BUILT_IN[family]({}).marks if mark.startswith(("<|", "[", "<｜"))]
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in ["<eos>", *special]])
     if family in ("hermes", "qwen3-coder"):  # as Qwen has it: tokens of their own, and no special ones
-        tokenizer.add_tokens([AddedToken(text, normalized=False) for text in ("<tool_call>", "</tool_call>")])
+        own = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+        tokenizer.add_tokens([AddedToken(text, normalized=False) for text in own])
     model = TextModel.load({"tokenizer.json": tokenizer.to_str().encode()})
     assert model is not None
     return model
@@ -297,6 +298,16 @@ def test_a_tool_that_is_not_strict_takes_any_arguments(family: str) -> None:
     mark, head = HEADS[family]
     loose = head.replace("search_strict", "search")
     assert is_taken(family, mark + loose + ("<parameter=query>\n" if family == "qwen3-coder" else '{"other": [1'))
+
+
+@pytest.mark.parametrize("family", ["hermes", "qwen3-coder"])
+def test_a_model_thinks_before_it_answers_or_calls(family: str) -> None:
+    """Its marks are tokens, which text has none of."""
+    mark, head = HEADS[family]
+    thought = "<think>\nThe <b> weather?</think>\n\n"
+    assert may_end(family, thought + "It is sunny.")
+    assert is_taken(family, thought + mark + head)
+    assert not is_taken(family, thought + mark + head + '{"b')
 
 
 def test_llamas_other_forms_of_calls_are_no_way_around() -> None:
