@@ -12,7 +12,9 @@
     ├── IllegalMove            a core received something that its rules forbid: a bug, with its history
     └── ClientError            errors that a caller of the client library can get
         ├── InvalidRequest     the request is wrong; nothing was started
+        │   └── PromptTooLong   the prompt certainly has more tokens than fit
         ├── Overloaded         the queue is full; ``retry_after_s``: when to try again
+        │   └── JournalDown     the broker's journal can't be written or read now
         ├── Unavailable        no broker answers, or the connection was lost for good
         ├── RequestFailed      the swarm accepted the request and could not finish it
         │   └── DeadlinePassed  its ``deadline_s`` passed, or became impossible to meet
@@ -94,6 +96,14 @@ class InvalidRequest(ClientError):
         self.code = code
 
 
+class PromptTooLong(InvalidRequest):
+    """The prompt certainly has more tokens than fit. ``least_tokens``: a proven lower bound of their number."""
+
+    def __init__(self, text: str, least_tokens: int) -> None:
+        super().__init__(text, code="context")
+        self.least_tokens = least_tokens
+
+
 class Overloaded(ClientError):
     """The swarm accepts no new work for now."""
 
@@ -102,6 +112,12 @@ class Overloaded(ClientError):
     def __init__(self, text: str, retry_after_s: float) -> None:
         super().__init__(text)
         self.retry_after_s = retry_after_s
+
+
+class JournalDown(Overloaded):
+    """The broker accepts and looks up no requests, because its journal can't be written or read now."""
+
+    hint_status = 503
 
 
 class Unavailable(ClientError):

@@ -14,6 +14,7 @@ from swarm.errors import (
     ClientError,
     DeadlinePassed,
     InvalidRequest,
+    JournalDown,
     Overloaded,
     ReadElsewhere,
     RequestCancelled,
@@ -369,8 +370,10 @@ def finish_error(message: Finished) -> ClientError:
 def rejection_error(message: Rejected, accepted: bool) -> ClientError:
     """Return the error of a rejected request. An unrecognised code counts as a fault of the request."""
     match message.code:
-        case "overloaded" | "journal":
+        case "overloaded":
             return Overloaded(message.reason, retry_after_s=message.retry_after_s or 1.0)
+        case "journal":
+            return JournalDown(message.reason, retry_after_s=message.retry_after_s or 1.0)
         case "unavailable":
             return Unavailable(message.reason)
         case "superseded":

@@ -85,6 +85,12 @@ class GatewaySettings(Section):
         "as most servers do. Users could then end their message with one and continue as the assistant. In "
         "prompts of /v1/completions they are always parsed.",
     )
+    unknown_fields: Literal["refuse", "ignore"] = Field(
+        default="refuse",
+        description="What a field that the gateway does not know in a body does. refuse: the request gets a 400 that "
+        "names the field, since it may be meant to change the answer. ignore: nothing. Known fields that cannot be "
+        "honoured are refused in any case.",
+    )
     traces: str | None = Field(
         default=None,
         examples=["http://127.0.0.1:4318"],

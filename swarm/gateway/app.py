@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from swarm.gateway.apis import chat, completions, shapes
 from swarm.gateway.apis.anthropic_writer import MessageWriter
-from swarm.gateway.apis.models import describe_model
+from swarm.gateway.apis.models import describe_model, to_anthropic_list, to_anthropic_model
 from swarm.gateway.apis.response_writer import ResponseWriter
 from swarm.gateway.completion.service import CompletionService
 from swarm.gateway.completion_request import CompletionRequest
@@ -114,16 +114,21 @@ async def models(request: Request) -> Response:
     served = await service_of(request).served_model()
     created = request.app.state.created
     others = [_describe_other_model(name, created) for name in request.app.state.more_models]
-    return JsonResponse({"object": "list", "data": [describe_model(served, created), *others]})
+    described = [describe_model(served, created), *others]
+    if is_anthropic(request):
+        return JsonResponse(to_anthropic_list(described))
+    return JsonResponse({"object": "list", "data": described})
 
 
 @router.get("/v1/models/{name:path}", responses=shapes.response_doc(shapes.ModelShape))
 async def model(request: Request, name: str) -> Response:
     if name in request.app.state.more_models:
-        return JsonResponse(_describe_other_model(name, request.app.state.created))
-    served = await service_of(request).served_model()
-    served.check_name(name)
-    return JsonResponse(describe_model(served, request.app.state.created))
+        described = _describe_other_model(name, request.app.state.created)
+    else:
+        served = await service_of(request).served_model()
+        served.check_name(name)
+        described = describe_model(served, request.app.state.created)
+    return JsonResponse(to_anthropic_model(described) if is_anthropic(request) else described)
 
 
 def _describe_other_model(name: str, created: int) -> dict[str, Any]:
@@ -164,7 +169,10 @@ async def go_on(request: Request, event_id: str) -> Response:
 
 
 def is_anthropic(request: Request) -> bool:
-    return request.url.path.startswith("/v1/messages")
+    """Whether the client uses Anthropic's API."""
+    path = request.url.path
+    is_shared = path == "/v1/models" or path.startswith("/v1/models/")
+    return path.startswith("/v1/messages") or (is_shared and "anthropic-version" in request.headers)
 
 
 def error_response(request: Request, problem: ApiError) -> Response:
@@ -200,8 +208,14 @@ def first_validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    text = f"{request.method} {request.url.path}: {error.detail}"
-    problem = ApiError(error.status_code, text, code="not_found" if error.status_code == 404 else None)
+    path = request.url.path[:200]
+    if error.status_code == 404:
+        text = f"{request.method} {path} is not offered here; /openapi.json lists what is"
+        problem = ApiError(404, text, code="unsupported_endpoint")
+    elif error.status_code == 405:
+        problem = ApiError(405, f"{path} does not take {request.method}", code="unsupported_method")
+    else:
+        problem = ApiError(error.status_code, f"{request.method} {path}: {error.detail}")
     return error_response(request, problem)
 
 

@@ -39,6 +39,11 @@ class ToolOptions:
         """Whether the model may call any of the tools."""
         return bool(self.tools) and self.choice != "none"
 
+    @property
+    def have_strict(self) -> bool:
+        """Whether the model may call a tool whose arguments must follow its schema."""
+        return self.are_offered and any(tool.strict for tool in self.tools)
+
 
 @dataclass(frozen=True, slots=True)
 class ReasoningOptions:
@@ -56,6 +61,7 @@ class CompletionRequest:
 
     params: SamplingParams
     messages: tuple[Json, ...] | None = None
+    continues: bool = False  # the answer continues the last message, which is the assistant's
     prompt: str | tuple[int, ...] = ""
     tools: ToolOptions = ToolOptions()
     template: Mapping[str, Any] = field(default_factory=dict)  # variables for the chat template
@@ -64,6 +70,7 @@ class CompletionRequest:
     deadline_s: float | None = None
     timeout_s: float | None = None
     hops: bool = False
+    show_special: bool = False  # the answer's text includes special tokens
     keep_s: float = 0.0  # seconds that the answer continues without a reader
     speculation: SpeculationMode | None = None  # what may guess tokens ahead; None: the broker's setting
     # the API's names of parameters, where they differ from ours
@@ -71,6 +78,9 @@ class CompletionRequest:
 
     def client_name_of(self, parameter: str) -> str:
         """Return the client's name for a parameter."""
-        if parameter == "grammar" and self.tools.choice in ("required", "named"):
+        comes_from_tools = self.tools.choice in ("required", "named") or (
+            self.tools.have_strict and self.params.grammar is None
+        )
+        if parameter == "grammar" and comes_from_tools:
             return "tools"
         return self.api_names.get(parameter, parameter)

@@ -71,6 +71,31 @@ class ApiError(Exception):
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
 
+class ContextOverflow(ApiError):
+    """The prompt leaves no room in the model's context. Routers and agents recognise the sentence of the API that they
+    use, and then try another model or compact the conversation."""
+
+    def __init__(self, num_tokens: int, context: int, *, is_least: bool = False) -> None:
+        """Create the error. ``is_least``: ``num_tokens`` is a lower bound."""
+        self._num_tokens, self._context, self._least = num_tokens, context, "at least " if is_least else ""
+        super().__init__(400, self._sentence("prompt"), param="prompt", code="context_length_exceeded")
+
+    def _sentence(self, param: str) -> str:
+        return (
+            f"This model's maximum context length is {self._context} tokens. However, you requested {self._least}"
+            f"{self._num_tokens + 1} tokens ({self._num_tokens} in the {param}, 1 in the completion). Please reduce "
+            f"the length of the {param}."
+        )
+
+    def set_param(self, param: str) -> ApiError:
+        self.param, self.message = param, self._sentence(param)
+        return self
+
+    def to_anthropic(self) -> dict[str, Any]:
+        text = f"prompt is too long: {self._num_tokens} tokens > {self._context - 1} maximum"
+        return {"type": "error", "error": {"type": self.type, "message": text}}
+
+
 def unsupported_field(field: str, why: str = "") -> ApiError:
     """Return the error for a field that would change the answer and that this server does not support."""
     reason = f"{field} is not supported here" + (f": {why}" if why else "; leave it out")
@@ -87,7 +112,7 @@ def _field_of(code: str, text: str) -> str:
     name."""
     if code == "invalid" and (named := re.match(r"(\w+)(?:: | is |\[)", text)) is not None:
         return named[1]
-    return {"context": "prompt", "too_long": "prompt", "too_large": "max_tokens"}.get(code, code)
+    return {"context": "prompt", "too_large": "max_tokens"}.get(code, code)
 
 
 def to_api_error(error: SwarmError) -> ApiError:
@@ -96,9 +121,10 @@ def to_api_error(error: SwarmError) -> ApiError:
     if isinstance(error, InvalidRequest):
         if error.code == "unknown":
             return ApiError(404, text, code="not_found")
-        code = "context_length_exceeded" if error.code in ("context", "too_long") else error.code
+        code = "context_length_exceeded" if error.code == "context" else error.code
         return ApiError(400, text, param=_field_of(error.code, text), code=code)
     if isinstance(error, Overloaded):
-        return ApiError(429, text, code="overloaded", retry_after_s=error.retry_after_s)
+        code = "overloaded" if error.hint_status == 429 else "unavailable"
+        return ApiError(error.hint_status, text, code=code, retry_after_s=error.retry_after_s)
     status = error.hint_status
     return ApiError(status, text, code=type(error).__name__, retry_after_s=2.0 if status == 503 else None)

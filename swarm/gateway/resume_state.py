@@ -36,6 +36,7 @@ class ResumeState(msgspec.Struct, frozen=True, omit_defaults=True):
     usage: bool = False
     logprobs: bool = False
     hops: bool = False
+    special: bool = False  # the answer's text includes special tokens
     echoes: tuple[str, ...] = ()  # texts that precede the answer, one per choice, or one for all choices
     told: dict[str, Any] = {}
     num_prompt: int = 0  # tokens; set when the prompt has been made

@@ -99,7 +99,12 @@ async def _main(
         )
 
     client = make_client()
-    service = CompletionService(client, own.aliases, parse_special=own.parse_special_tokens)
+    service = CompletionService(
+        client,
+        own.aliases,
+        parse_special=own.parse_special_tokens,
+        ignore_unknown_fields=own.unknown_fields == "ignore",
+    )
     gateway_app = GatewayApp(
         settings,
         service,

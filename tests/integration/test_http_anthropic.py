@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,6 +60,23 @@ def test_a_stop_sequence_is_told(client: Any) -> None:
         assert stream.get_final_message().stop_sequence == stop
 
 
+def test_an_answer_goes_on_where_its_beginning_ends(client: Any) -> None:
+    """Without saying it again; counted as an answer's prompt is."""
+    whole, half = (client.messages.create(**asked(max_tokens=most), extra_body={"top_k": 1}) for most in (12, 5))
+    messages = [*asked()["messages"], {"role": "assistant", "content": half.content[0].text}]
+    rest = client.messages.create(**asked(messages=messages, max_tokens=7), extra_body={"top_k": 1})
+    assert half.content[0].text + rest.content[0].text == whole.content[0].text
+    assert client.messages.count_tokens(model=MODEL, messages=messages).input_tokens == rest.usage.input_tokens
+
+
+def test_the_model_is_listed_in_its_form(client: Any) -> None:
+    (listed,) = client.models.list()
+    assert (listed.id, listed.type, listed.max_input_tokens) == (MODEL, "model", 2048)
+    assert client.models.retrieve(MODEL) == listed
+    with pytest.raises(anthropic.NotFoundError):
+        client.models.retrieve("claude-x")
+
+
 def test_counting(client: Any) -> None:
     """As many as the answer says that there were."""
     fields = {"messages": [{"role": "user", "content": "Hello"}], "system": "Be kind."}
@@ -77,6 +95,14 @@ def test_the_clients_request_id_is_the_answers(client: Any) -> None:
     assert caught.value.request_id == caught.value.response.headers["x-request-id"]
     with client.messages.stream(**asked()) as stream:
         assert stream.request_id == stream.get_final_message().id.removeprefix("msg_")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_that_is_too_long_is_refused_in_anthropics_words(client: Any, stream: bool) -> None:
+    """By which agents begin to compact."""
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        client.messages.create(**asked(messages=[{"role": "user", "content": "word " * 5000}], stream=stream))
+    assert re.fullmatch(r"prompt is too long: \d+ tokens > 2047 maximum", caught.value.body["error"]["message"])
 
 
 ANSWERED: Json = {

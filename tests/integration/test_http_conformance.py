@@ -395,6 +395,20 @@ def test_a_tool_that_must_be_called_is_called_once(served: Served) -> None:
     assert [choice["finish_reason"] for choice in choices][-1] == "tool_calls"
 
 
+def test_a_strict_tool_that_may_be_called_hinders_no_answer(served: Served) -> None:
+    """Without a call it is the answer without tools' rules; begun by the client, a call follows a schema."""
+    may = CALL | {"tool_choice": "auto", "temperature": 0}
+    _, free = post(served, "/chat/completions", may | {"max_tokens": 16})
+    loose = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
+    _, plain = post(served, "/chat/completions", may | {"max_tokens": 16, "tools": [loose]})
+    assert free["choices"] == plain["choices"]
+    begun = {"role": "assistant", "content": '<tool_call>\n{"name": "weather", "arguments": '}
+    more = {"messages": [*QUESTION, begun], "continue_final_message": True, "tools": None, "tool_choice": None}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": CITY}}
+    _, answer = post(served, "/chat/completions", may | more | {"response_format": form})
+    assert json.loads(answer["choices"][0]["message"]["content"])["city"] in ("Rome", "Oslo")
+
+
 @pytest.mark.parametrize(
     "fields", [{"tools": None, "tool_choice": None}, {"tools": [], "tool_choice": None}, {"tool_choice": "none"}]
 )

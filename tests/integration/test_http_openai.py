@@ -102,6 +102,19 @@ async def test_stop_strings_end_the_text_wherever_tokens_begin(client: OpenAI, s
         assert parts == {0: cut}
 
 
+def test_an_answer_goes_on_where_its_beginning_ends(client: OpenAI) -> None:
+    """The beginning is the last message; the rest is as if it had never been cut. Other servers' names for lengths,
+    penalties and formats mean the same."""
+    whole = chat(client, temperature=0, max_tokens=12).choices[0].message.content
+    half = chat(client, temperature=0, max_tokens=5).choices[0].message.content
+    history = [*QUESTION, {"role": "assistant", "content": half}]
+    more = {"continue_final_message": True, "add_generation_prompt": False, "n_predict": 7, "repeat_penalty": 1.0}
+    rest = chat(client, messages=history, temperature=0, max_tokens=None, extra_body=more).choices[0].message.content
+    assert half + rest == whole
+    chosen = chat(client, extra_body={"structured_outputs": {"choice": ["Rome", "Oslo"]}}).choices[0].message.content
+    assert chosen in ("Rome", "Oslo")
+
+
 def test_temperature_0_and_a_seed_repeat_an_answer(client: OpenAI) -> None:
     """And another seed is another answer."""
     assert len({chat(client, temperature=0, seed=seed).choices[0].message.content for seed in (1, 2)}) == 1
@@ -386,6 +399,7 @@ def test_a_prompt_that_is_too_long_is_refused_before_a_stream_begins(client: Ope
     with pytest.raises(openai.BadRequestError) as caught:
         chat(client, messages=QUESTION * 300, stream=stream)
     assert caught.value.code == "context_length_exceeded"
+    assert "This model's maximum context length is 2048 tokens. However, you requested " in caught.value.message
 
 
 def test_a_chat_that_goes_on_fills_the_context_and_is_then_refused_at_once(client: OpenAI) -> None:

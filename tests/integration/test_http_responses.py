@@ -117,6 +117,15 @@ def test_errors(client: OpenAI) -> None:
         client.responses.retrieve("resp_" + "0" * 32)
 
 
+def test_the_tokens_of_an_input_are_counted(client: OpenAI) -> None:
+    """As many as the answer's prompt has."""
+    fields: dict[str, Any] = {"model": MODEL, "input": "Where is the cat?", "instructions": "Be kind."}
+    counted = client.responses.input_tokens.count(**fields)
+    answer = client.responses.create(**fields, max_output_tokens=1)
+    assert answer.usage is not None
+    assert counted.input_tokens == answer.usage.input_tokens
+
+
 def test_an_answer_is_found_again_if_it_was_to_be_stored(client: OpenAI) -> None:
     """As a whole, with the usage of the first time, and as a stream behind any event; one that was not to be stored is
     not given whole."""

@@ -91,4 +91,20 @@ MUTANTS = (
         new='targets = self.pool.overflow_targets(str(fields.get("model")), reason, time.monotonic())',
         caught_by="tests/unit/gateway/test_relay.py::test_no_name_that_a_client_wrote_reaches_a_server_that_it_is_not_meant_for",
     ),
+    Mutant(
+        name="http-overflow-in-foreign-words",
+        breaks="A prompt that is too long is refused in words by which Anthropic's clients do not begin to compact.",
+        target="swarm.gateway.errors:ContextOverflow.to_anthropic",
+        old='text = f"prompt is too long: {self._num_tokens} tokens > {self._context - 1} maximum"',
+        new="text = self.message",
+        caught_by="tests/unit/gateway/test_doors.py::test_a_prompt_that_is_too_long_is_refused_in_the_sentence_of_its_api",
+    ),
+    Mutant(
+        name="http-parts-of-an-object-closed",
+        breaks="Each of several schemas of the same object forbids the properties that the others name.",
+        target="swarm.gateway.closed_schemas:_combines",
+        old="return num_parts > 1 or (has_properties and any(key in schema for key in _COMBINING))",
+        new="return False",
+        caught_by="tests/unit/gateway/test_closed_schemas.py::test_an_object_that_may_have_others_stays_open",
+    ),
 )

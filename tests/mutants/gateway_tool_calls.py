@@ -57,4 +57,12 @@ MUTANTS = (
         new="self.done = False",
         caught_by="tests/unit/gateway/tool_calls/test_reading.py::test_only_the_first_call_counts_where_one_is_allowed",
     ),
+    Mutant(
+        name="calls-strict-only-where-forced",
+        breaks="The arguments of a strict tool that the model chooses to call do not follow its schema.",
+        target="swarm.gateway.completion.service:add_tool_grammar",
+        old="elif request.tools.have_strict and grammar is None:",
+        new="elif False:",
+        caught_by="tests/unit/gateway/tool_calls/test_forced.py::test_only_strict_tools_restrict_an_answer_that_may_call",
+    ),
 )

@@ -11,8 +11,10 @@ from swarm import errors
 from swarm.errors import (
     ClientError,
     InvalidRequest,
+    JournalDown,
     ModelError,
     Overloaded,
+    PromptTooLong,
     StageSetError,
     SwarmError,
 )
@@ -41,7 +43,12 @@ def test_the_drawing_is_the_tree() -> None:
 def test_every_error_has_a_status_and_a_text(name: str) -> None:
     """The status says whose fault it is; the text is what was given."""
     kind = own()[name]
-    extra = {StageSetError: ("gap", "words"), Overloaded: ("words", 1.5)}.get(kind, ("words",))
+    extra = {
+        StageSetError: ("gap", "words"),
+        Overloaded: ("words", 1.5),
+        JournalDown: ("words", 1.5),
+        PromptTooLong: ("words", 9),
+    }.get(kind, ("words",))
     error = kind(*extra)
     assert str(error) == "words"
     assert 400 <= error.hint_status < 600
@@ -57,6 +64,7 @@ def test_whose_fault_it_is() -> None:
         "ForeignMessage",
         "InvalidRequest",
         "Overloaded",
+        "PromptTooLong",
         "ReadElsewhere",
         "RequestCancelled",
     }
@@ -67,6 +75,7 @@ def test_what_an_error_carries() -> None:
     assert InvalidRequest("x").code == "invalid"
     assert InvalidRequest("x", code="top_p").code == "top_p"
     assert Overloaded("x", retry_after_s=2.5).retry_after_s == 2.5
+    assert (PromptTooLong("x", 9).code, PromptTooLong("x", 9).least_tokens) == ("context", 9)
     assert StageSetError("gap", "x").kind == "gap"
     assert isinstance(StageSetError("gap", "x"), ModelError)
     assert isinstance(Overloaded("x", 1.0), ClientError)

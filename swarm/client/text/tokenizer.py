@@ -4,6 +4,7 @@ transformers."""
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -33,10 +34,12 @@ Chat = Sequence[Mapping[str, object]]
 @dataclass(frozen=True, slots=True)
 class ChatRendering:
     """Options for rendering a conversation. ``time_s``: the template's limit of processor time. ``parse_special``:
-    special tokens in messages become control tokens, as in most servers."""
+    special tokens in messages become control tokens, as in most servers. ``continues``: the prompt ends inside the last
+    message, which the answer continues."""
 
     time_s: float = TIME_S
     parse_special: bool = False
+    continues: bool = False
 
 
 DEFAULT_RENDERING = ChatRendering()
@@ -116,7 +119,7 @@ class TextModel:
     def render_chat(self, messages: Chat, **variables: object) -> str:
         """Return the prompt text for a conversation, ready for the assistant's answer. ``variables`` are passed to the
         template. If they include ``tools``, the model's template for tools is used, if it has one."""
-        return self._render(messages, variables).to_plain()
+        return self._render(messages, variables, DEFAULT_RENDERING).to_plain()
 
     def encode_chat(
         self,
@@ -128,14 +131,14 @@ class TextModel:
     ) -> tuple[int, ...]:
         """Return the ids of a conversation. The template writes all special tokens itself, so none are added. Special
         tokens in messages are plain text, unless ``how`` allows them."""
-        rendered = self._render(messages, variables, how.time_s)
+        rendered = self._render(messages, variables, how)
         if how.parse_special:
             return self.encode(rendered.to_plain(), add_special_tokens=False, most=most)
         if not (rendered.tokens or any(rendered.texts)):
             raise InvalidRequest("the prompt is empty", code="prompt")
         return _require_tokens(self.vocabulary.encode_rendered(rendered, most))
 
-    def _render(self, messages: Chat, variables: Mapping[str, object], time_s: float = TIME_S) -> RenderedChat:
+    def _render(self, messages: Chat, variables: Mapping[str, object], how: ChatRendering) -> RenderedChat:
         """Render the prompt, with the template's own control tokens separated from all other text."""
         template = self.tool_template if variables.get("tools") and self.tool_template else self.template
         if template is None:
@@ -146,15 +149,25 @@ class TextModel:
             if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
                 raise InvalidRequest(f"messages[{number}] must be a mapping with a role and a content", code="messages")
         special = {name: self.spelling.spell(text) for name, text in self.special.items()}
-        values = {**special, "add_generation_prompt": True, **variables, "messages": [dict(m) for m in messages]}
+        chat = [dict(message) for message in messages]
+        values = {**special, "add_generation_prompt": True, **variables, "messages": chat}
+        mark = secrets.token_hex(16)  # marks the place where the answer continues; no message can contain it
+        if how.continues:
+            chat[-1]["content"] = f"{chat[-1].get('content') or ''}{mark}"
+            values["add_generation_prompt"] = False
         try:
-            with use_budget(TemplateBudget(size_of(values), time_s)):
-                return self.spelling.split_rendered(template.render(values))
+            with use_budget(TemplateBudget(size_of(values), how.time_s)):
+                text = template.render(values)
         except TemplateTimeout as error:
             raise TemplateTooSlow(f"the chat template refuses the conversation: {error}", code="messages") from error
         except (jinja2.TemplateError, *_TEMPLATE_ERRORS) as error:
             why = _describe_error(self.spelling, error)
             raise InvalidRequest(f"the chat template refuses the conversation: {why}", code="messages") from error
+        if how.continues:
+            text, found, _ = text.rpartition(mark)
+            if not found:
+                raise InvalidRequest("the chat template does not show the last message", code="messages")
+        return self.spelling.split_rendered(text)
 
 
 def _describe_error(spelling: Spelling, error: Exception) -> str:

@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import BPE
 
 from swarm.client.text.spelling import RenderedChat, Spelling
-from swarm.errors import InvalidRequest, ModelError
+from swarm.errors import InvalidRequest, ModelError, PromptTooLong
 
 PIECE_CHARS = 1 << 16  # characters that are counted at a time
 # Tolerance: pieces are cut anywhere, which adds some tokens, so their sum counts only beyond this share of the limit.
@@ -98,12 +98,12 @@ class Vocabulary:
         if most is None or len(text) <= most:  # counting would cost more than it saves
             return
         if self.token_bytes is not None and (fewest := -(-size // self.token_bytes)) > most:
-            raise _too_long(f"at least {fewest}", most)
+            raise _too_long(f"at least {fewest}", fewest, most)
         num_tokens, limit = 0, max(MAX_CHARS, CHARS_PER_TOKEN * most)
         for start in range(0, len(text), PIECE_CHARS) if len(text) > PIECE_CHARS else ():
             num_tokens += len(_encode(self._tokenizer, text[start : start + PIECE_CHARS]))
             if num_tokens > TOLERANCE * most:
-                raise _too_long(f"more than {most}", most)
+                raise _too_long(f"more than {most}", most + 1, most)
             if start > limit:
                 raise InvalidRequest(f"the prompt has {len(text)} characters, at most {limit} are read", code="context")
 
@@ -118,9 +118,8 @@ def num_bytes(text: str) -> int:
         raise InvalidRequest(f"the prompt is not valid Unicode: {error.reason}", code="prompt") from error
 
 
-def _too_long(count: str, most: int) -> InvalidRequest:
-    text = f"the prompt has {count} tokens; at most {most} fit"
-    return InvalidRequest(text, code="context")
+def _too_long(count: str, least: int, most: int) -> PromptTooLong:
+    return PromptTooLong(f"the prompt has {count} tokens; at most {most} fit", least)
 
 
 class _SpelledTokenizer:

@@ -86,6 +86,9 @@ def to_request(body: MessageBody, served: ServedModel) -> CompletionRequest:
     grammar = _parse_grammar(body.output_config)
     if grammar is not None and tools.choice in ("required", "named"):
         raise invalid_field("output_config.format", "can't be combined with a required tool call")
+    messages = to_messages(body.system, body.messages)
+    if grammar is not None and _is_prefilled(messages):
+        raise invalid_field("output_config.format", "can't be combined with a last message of the assistant")
     params = to_sampling_params(
         body,
         {
@@ -99,7 +102,8 @@ def to_request(body: MessageBody, served: ServedModel) -> CompletionRequest:
     )
     return CompletionRequest(
         params=params,
-        messages=to_messages(body.system, body.messages),
+        messages=messages,
+        continues=_is_prefilled(messages),
         tools=tools,
         template=body.chat_template_kwargs or {},
         reasoning=_reasoning_options(body),
@@ -116,13 +120,20 @@ def to_count_request(body: CountBody, served: ServedModel) -> CompletionRequest:
     _check_fields(body, served)
     tools = to_tool_options(body.tools, body.tool_choice)
     params = to_sampling_params(body, {"max_tokens": REST_OF_CONTEXT})
+    messages = to_messages(body.system, body.messages)
     return CompletionRequest(
         params=params,
-        messages=to_messages(body.system, body.messages),
+        messages=messages,
+        continues=_is_prefilled(messages),
         tools=tools,
         template=body.chat_template_kwargs or {},
         reasoning=_reasoning_options(body),
     )
+
+
+def _is_prefilled(messages: Sequence[Json]) -> bool:
+    """Whether the last message is the beginning of the answer."""
+    return bool(messages) and messages[-1]["role"] == "assistant"
 
 
 def _reasoning_options(body: CountBody) -> ReasoningOptions:
@@ -137,7 +148,7 @@ def _reasoning_options(body: CountBody) -> ReasoningOptions:
 
 
 def _check_fields(body: CountBody, served: ServedModel) -> None:
-    check_extra(body, IGNORED_FIELDS)
+    check_extra(body, served, IGNORED_FIELDS)
     if body.hops:
         raise unsupported_field("hops", "/v1/chat/completions and /v1/completions report them")
     if body.thinking is not None and body.thinking.get("type") not in THINKING_TYPES:
@@ -196,8 +207,6 @@ def to_messages(system: object, given: Sequence[Mapping[str, Any]]) -> tuple[Jso
         messages += _convert_message(message, f"messages[{number}]")
     if not given:
         raise invalid_field("messages", "at least one message is needed")
-    if messages and messages[-1]["role"] == "assistant":
-        raise unsupported_field("messages", "the last message is the assistant's, and answers can't be prefilled")
     return tuple(messages)
 
 

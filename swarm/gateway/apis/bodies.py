@@ -12,6 +12,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from swarm.errors import InvalidRequest
+from swarm.gateway.closed_schemas import close_schema
+from swarm.gateway.completion.served_model import ServedModel
 from swarm.gateway.errors import invalid_field, unsupported_field
 from swarm.params import MAX_BIASES, MAX_SEED, PRIORITIES, SPECULATION_MODES, Grammar, SamplingParams, SpeculationMode
 
@@ -82,8 +84,10 @@ class Body(BaseModel):
         return self.api_names
 
 
-def check_extra(body: BaseModel, bookkeeping: Iterable[str] = COMMON_IGNORED_FIELDS) -> None:
-    """Reject unsupported fields: they may be meant to change the answer."""
+def check_extra(body: BaseModel, served: ServedModel, bookkeeping: Iterable[str] = COMMON_IGNORED_FIELDS) -> None:
+    """Reject unknown fields, since they may be meant to change the answer, unless this gateway ignores them."""
+    if served.ignores_unknown_fields:
+        return
     for name, value in (body.model_extra or {}).items():
         if name not in bookkeeping and value is not None:
             raise unsupported_field(name)
@@ -172,8 +176,9 @@ def encode_json(value: object, field: str) -> str:
 
 
 def json_grammar(schema: object) -> Grammar:
-    """Return the grammar of a JSON schema."""
-    return Grammar("json_schema", json.dumps(schema, ensure_ascii=False))
+    """Return the grammar of a JSON schema, whose objects have no properties that it does not name or allow."""
+    closed = close_schema(schema) if isinstance(schema, dict) else schema
+    return Grammar("json_schema", json.dumps(closed, ensure_ascii=False))
 
 
 def response_grammar(given: Mapping[str, Any] | None, field: str = "response_format") -> Grammar | None:

@@ -30,12 +30,12 @@ from swarm.gateway.apis.bodies import (
     check_extra,
     check_keep_s,
     check_speculation,
-    response_grammar,
     to_biases,
     to_priority,
     to_sampling_params,
     to_stops,
 )
+from swarm.gateway.apis.other_servers import SharedBody, check_neutral, rest_or_length, to_grammar
 from swarm.gateway.apis.reasoning import ConversationBody, chat_options
 from swarm.gateway.apis.tokens import chat_logprobs, list_hops, usage_object
 from swarm.gateway.apis.writer import EventTemplate, Json, SseEvent
@@ -60,13 +60,12 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
 
 
-class ChatBody(ConversationBody):
+class ChatBody(ConversationBody, SharedBody):
     """Body of /v1/chat/completions."""
 
     api_names: ClassVar[Mapping[str, str]] = {
         "prompt": "messages",
         "logprobs": "top_logprobs",
-        "grammar": "response_format",
     }
 
     model: str
@@ -85,7 +84,6 @@ class ChatBody(ConversationBody):
     top_logprobs: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    response_format: dict[str, Any] | None = None
     tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -94,17 +92,23 @@ class ChatBody(ConversationBody):
         None
     )
     keep_s: KeepSeconds = None
+    add_generation_prompt: Annotated[
+        bool | None, Field(description="vLLM's: false leaves out the beginning of an answer; true unless given.")
+    ] = None
+    continue_final_message: Annotated[
+        bool | None, Field(description="vLLM's: the answer continues the last message, which is the assistant's.")
+    ] = None
     user: Annotated[str | None, Field(description="Accepted and ignored.")] = None
 
     def names(self) -> Mapping[str, str]:
-        if self.max_completion_tokens is None:
-            return self.api_names
-        return {**self.api_names, "max_tokens": "max_completion_tokens"}
+        lengths = ("max_completion_tokens", "max_tokens", "n_predict")
+        given = next((name for name in lengths if getattr(self, name) is not None), "max_tokens")
+        return {**super().names(), "max_tokens": given}
 
 
 DEFAULT_VALUES = {  # fields that are accepted with these values, which request the default behaviour
     "modalities": (["text"],),
-    "verbosity": ("medium",),
+    "verbosity": ("low", "medium", "high"),
     "audio": (),
     "prediction": (),
     "web_search_options": (),
@@ -119,8 +123,8 @@ def to_request(body: ChatBody, served: ServedModel) -> CompletionRequest:
         value = (body.model_extra or {}).get(name)
         if value is not None and value not in fine:
             raise unsupported_field(name)
-    check_extra(body, COMMON_IGNORED_FIELDS | DEFAULT_VALUES.keys())
-    check_stream_options(body.stream_options, bool(body.stream))
+    check_extra(body, served, COMMON_IGNORED_FIELDS | DEFAULT_VALUES.keys() | check_neutral(body, served))
+    check_stream_options(body.stream_options, served, stream=bool(body.stream))
     served.check_name(body.model)
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid_field("top_logprobs", "needs logprobs to be true")
@@ -130,9 +134,9 @@ def to_request(body: ChatBody, served: ServedModel) -> CompletionRequest:
     params = to_sampling_params(
         body,
         {
-            "max_tokens": first_length(
-                body.max_completion_tokens, body.max_tokens, field=body.names().get("max_tokens", "max_tokens")
-            ),
+            "max_tokens": first_length(body.max_completion_tokens, body.max_tokens, field=body.names()["max_tokens"])
+            or rest_or_length(body.n_predict)
+            or REST_OF_CONTEXT,
             "temperature": 1.0 if body.temperature is None else body.temperature,
             "top_p": body.top_p,
             "n": body.n,
@@ -142,41 +146,62 @@ def to_request(body: ChatBody, served: ServedModel) -> CompletionRequest:
             "frequency_penalty": body.frequency_penalty,
             "logit_bias": to_biases(body.logit_bias),
             "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
+            "repetition_penalty": body.penalty(),
         },
     )
-    grammar = response_grammar(body.response_format)
+    grammar = to_grammar(body)
     if grammar is not None:
-        params = msgspec.structs.replace(params, grammar=_check_exclusive(grammar, tools))
+        params = msgspec.structs.replace(params, grammar=_check_exclusive(grammar, tools, body.names()["grammar"]))
     return CompletionRequest(
         params=params,
         messages=tuple(body.messages),
+        continues=_continues(body),
         tools=tools,
-        template=body.chat_template_kwargs or {},
+        template=_template_variables(body),
         reasoning=chat_options(body, body.reasoning_effort, body.reasoning),
         priority=to_priority(body),
         deadline_s=check_deadline(body),
         speculation=check_speculation(body),
         hops=bool(body.hops),
+        show_special=body.skip_special_tokens is False,
         keep_s=check_keep_s(body.keep_s, body.stream),
         api_names=body.names(),
     )
 
 
-def _check_exclusive(grammar: Grammar, tools: ToolOptions) -> Grammar:
+def _continues(body: ChatBody) -> bool:
+    """Whether the answer continues the last message. Raises ApiError."""
+    if not body.continue_final_message:
+        return False
+    if body.add_generation_prompt:
+        raise invalid_field("continue_final_message", "can't be combined with add_generation_prompt")
+    if body.messages and body.messages[-1].get("role") != "assistant":
+        raise invalid_field("continue_final_message", "the last message must be the assistant's")
+    return True
+
+
+def _template_variables(body: ChatBody) -> Mapping[str, Any]:
+    variables = body.chat_template_kwargs or {}
+    if body.add_generation_prompt is None:
+        return variables
+    return {**variables, "add_generation_prompt": body.add_generation_prompt}
+
+
+def _check_exclusive(grammar: Grammar, tools: ToolOptions, field: str) -> Grammar:
     """Return the grammar. Raises ApiError if tools are offered, too: an answer follows one or the other."""
     if tools.are_offered:
         why = "an answer either has a format or may call tools: leave one of them out, or set tool_choice to none"
-        raise invalid_field("response_format", why)
+        raise invalid_field(field, why)
     return grammar
 
 
-def check_stream_options(options: StreamOptions | None, stream: bool) -> None:
+def check_stream_options(options: StreamOptions | None, served: ServedModel, *, stream: bool) -> None:
     if options is None:
         return
     if not stream:
         raise invalid_field("stream_options", "is only for streams")
     for name, value in (options.model_extra or {}).items():
-        if value:
+        if value and not served.ignores_unknown_fields:
             raise unsupported_field(f"stream_options.{name}")
 
 
@@ -275,6 +300,7 @@ def to_resume_state(body: ChatBody, request: CompletionRequest, created: int) ->
         usage=include_usage,
         logprobs=bool(body.logprobs),
         hops=request.hops,
+        special=request.show_special,
     )
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import msgspec
 from pydantic import Field, WithJsonSchema
 
 from swarm.gateway.answer import AnswerPart, ChoiceEndPart, TextPart, TokenCounts
 from swarm.gateway.apis.bodies import (
+    COMMON_IGNORED_FIELDS,
     Biases,
-    Body,
     KeepSeconds,
     Number,
     Texts,
@@ -20,13 +20,13 @@ from swarm.gateway.apis.bodies import (
     check_extra,
     check_keep_s,
     check_speculation,
-    response_grammar,
     to_biases,
     to_priority,
     to_sampling_params,
     to_stops,
 )
 from swarm.gateway.apis.chat import DONE, StreamOptions, check_stream_options
+from swarm.gateway.apis.other_servers import SharedBody, check_neutral, rest_or_length, to_grammar
 from swarm.gateway.apis.tokens import list_hops, text_logprobs, usage_object
 from swarm.gateway.apis.writer import EventTemplate, Json, SseEvent
 from swarm.gateway.completion.served_model import ServedModel
@@ -41,10 +41,8 @@ _TEXTS: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
 PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, _TEXTS, _IDS, {"type": "array", "items": _IDS}]}
 
 
-class CompletionBody(Body):
+class CompletionBody(SharedBody):
     """Body of /v1/completions."""
-
-    api_names: ClassVar[Mapping[str, str]] = {"grammar": "response_format"}
 
     model: str
     # validated by hand: pydantic would report every wrong item of a union
@@ -65,14 +63,17 @@ class CompletionBody(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     keep_s: KeepSeconds = None
-    response_format: Annotated[dict[str, Any] | None, Field(description="As in /v1/chat/completions.")] = None
     user: Annotated[str | None, Field(description="Accepted and ignored.")] = None
+
+    def names(self) -> Mapping[str, str]:
+        is_other = self.max_tokens is None and self.n_predict is not None
+        return {**super().names(), "max_tokens": "n_predict" if is_other else "max_tokens"}
 
 
 def to_requests(body: CompletionBody, served: ServedModel) -> list[CompletionRequest]:
     """Convert a body into completion requests, one per prompt. Raises ApiError."""
-    check_extra(body)
-    check_stream_options(body.stream_options, bool(body.stream))
+    check_extra(body, served, COMMON_IGNORED_FIELDS | check_neutral(body, served))
+    check_stream_options(body.stream_options, served, stream=bool(body.stream))
     served.check_name(body.model)
     if body.suffix:
         raise unsupported_field("suffix", "models here only continue text")
@@ -85,7 +86,7 @@ def to_requests(body: CompletionBody, served: ServedModel) -> list[CompletionReq
     params = to_sampling_params(
         body,
         {
-            "max_tokens": _length(body.max_tokens),
+            "max_tokens": _length(body),
             "temperature": 1.0 if body.temperature is None else body.temperature,
             "top_p": body.top_p,
             "n": body.n,
@@ -95,7 +96,8 @@ def to_requests(body: CompletionBody, served: ServedModel) -> list[CompletionReq
             "frequency_penalty": body.frequency_penalty,
             "logit_bias": to_biases(body.logit_bias),
             "logprobs": body.logprobs,
-            "grammar": response_grammar(body.response_format),
+            "grammar": to_grammar(body),
+            "repetition_penalty": body.penalty(),
         },
     )
     prompts, keep_s = parse_prompts(body.prompt), check_keep_s(body.keep_s, body.stream)
@@ -113,6 +115,7 @@ def to_requests(body: CompletionBody, served: ServedModel) -> list[CompletionReq
             deadline_s=check_deadline(body),
             speculation=check_speculation(body),
             hops=bool(body.hops),
+            show_special=body.skip_special_tokens is False,
             keep_s=keep_s,
             api_names=body.names(),
         )
@@ -120,10 +123,13 @@ def to_requests(body: CompletionBody, served: ServedModel) -> list[CompletionReq
     ]
 
 
-def _length(given: int | None) -> int:
-    if given is not None and given < 1:
-        raise invalid_field("max_tokens", f"must be at least 1, not {given}")
-    return DEFAULT_LENGTH if given is None else given
+def _length(body: CompletionBody) -> int:
+    if body.max_tokens is None:
+        length = rest_or_length(body.n_predict)
+        return DEFAULT_LENGTH if length is None else length
+    if body.max_tokens < 1:
+        raise invalid_field("max_tokens", f"must be at least 1, not {body.max_tokens}")
+    return body.max_tokens
 
 
 def parse_prompts(given: Any) -> list[str | tuple[int, ...]]:
@@ -159,6 +165,7 @@ def to_resume_state(
         usage=include_usage,
         logprobs=body.logprobs is not None,
         hops=bool(body.hops),
+        special=body.skip_special_tokens is False,
         echoes=_echo_texts(requests, served) if body.echo else (),
     )
 

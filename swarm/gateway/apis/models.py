@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from swarm.gateway.completion.served_model import ServedModel
@@ -16,6 +18,7 @@ def describe_model(served: ServedModel, created: int) -> dict[str, Any]:
         "object": "model",
         "created": created,
         "owned_by": "swarm",
+        "max_model_len": manifest.context,
         "swarm": {
             "architecture": manifest.architecture,
             "context": manifest.context,
@@ -30,3 +33,23 @@ def describe_model(served: ServedModel, created: int) -> dict[str, Any]:
             "aliases": list(served.aliases),
         },
     }
+
+
+def to_anthropic_model(described: dict[str, Any]) -> dict[str, Any]:
+    """Convert a description into Anthropic's format."""
+    context = described.get("max_model_len")
+    return {
+        "type": "model",
+        "id": described["id"],
+        "display_name": described["id"],
+        "created_at": datetime.fromtimestamp(described["created"], UTC).isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "max_input_tokens": context,
+        "max_tokens": context,
+    }
+
+
+def to_anthropic_list(described: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Convert descriptions into a page of Anthropic's format; there is one page."""
+    data = [to_anthropic_model(model) for model in described]
+    return {"data": data, "has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}

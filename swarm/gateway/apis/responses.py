@@ -59,8 +59,8 @@ REJECTED_FIELDS = {
 IGNORED_FIELDS = COMMON_IGNORED_FIELDS | {"max_tool_calls"}
 
 
-class ResponseBody(ConversationBody):
-    """Body of /v1/responses."""
+class InputTokensBody(ConversationBody):
+    """Body of /v1/responses/input_tokens: the fields of /v1/responses."""
 
     api_names: ClassVar[Mapping[str, str]] = {
         "prompt": "input",
@@ -69,8 +69,8 @@ class ResponseBody(ConversationBody):
         "grammar": "text.format",
     }
 
-    model: str
-    input: str | Objects
+    model: str | None = None
+    input: str | Objects | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
     temperature: Number | None = None
@@ -96,14 +96,21 @@ class ResponseBody(ConversationBody):
     keep_s: KeepSeconds = None
 
 
-def to_request(body: ResponseBody, served: ServedModel) -> CompletionRequest:
+class ResponseBody(InputTokensBody):
+    """Body of /v1/responses."""
+
+    model: str
+    input: str | Objects
+
+
+def to_request(body: InputTokensBody, served: ServedModel) -> CompletionRequest:
     """Convert a body into a completion request. Raises ApiError."""
-    _check_fields(body)
+    _check_fields(body, served)
     served.check_name(body.model)
     tools = parse_tools(body.tools, body.tool_choice, body.parallel_tool_calls)
     grammar = response_grammar(_format_of(body), "text.format")
-    if grammar is not None and tools.choice in ("required", "named"):
-        raise invalid_field("text.format", "can't be combined with a required tool call")
+    if tools.choice in ("required", "named"):
+        grammar = None  # the answer is a call, which has no text
     params = to_sampling_params(
         body,
         {
@@ -118,7 +125,7 @@ def to_request(body: ResponseBody, served: ServedModel) -> CompletionRequest:
             "grammar": grammar,
         },
     )
-    messages = to_messages(body.input)
+    messages = to_messages(body.input or "")
     if body.instructions:
         messages = ({"role": "system", "content": body.instructions}, *messages)
     return CompletionRequest(
@@ -139,12 +146,12 @@ def to_request(body: ResponseBody, served: ServedModel) -> CompletionRequest:
     )
 
 
-def _check_fields(body: ResponseBody) -> None:
+def _check_fields(body: InputTokensBody, served: ServedModel) -> None:
     for name, instead in REJECTED_FIELDS.items():
         if getattr(body, name, None) or (body.model_extra or {}).get(name):
             raise unsupported_field(name, instead)
-    check_extra(body, IGNORED_FIELDS | REJECTED_FIELDS.keys())
-    check_stream_options(body.stream_options, bool(body.stream))
+    check_extra(body, served, IGNORED_FIELDS | REJECTED_FIELDS.keys())
+    check_stream_options(body.stream_options, served, stream=bool(body.stream))
     if body.truncation not in (None, "disabled"):
         raise unsupported_field("truncation", "only disabled: shorten the input yourself")
     for name in body.include or ():
@@ -152,7 +159,7 @@ def _check_fields(body: ResponseBody) -> None:
             raise unsupported_field("include", f"{name!r} is not known; known are {', '.join(sorted(INCLUDE_VALUES))}")
 
 
-def _format_of(body: ResponseBody) -> Mapping[str, Any] | None:
+def _format_of(body: InputTokensBody) -> Mapping[str, Any] | None:
     for name, value in (body.text or {}).items():
         if name not in ("format", "verbosity") and value is not None:
             raise unsupported_field(f"text.{name}")
@@ -162,7 +169,7 @@ def _format_of(body: ResponseBody) -> Mapping[str, Any] | None:
     return given
 
 
-def _wants_logprobs(body: ResponseBody) -> bool:
+def _wants_logprobs(body: InputTokensBody) -> bool:
     return LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
 
 

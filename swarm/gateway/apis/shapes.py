@@ -118,6 +118,7 @@ class ModelShape(BaseModel):
     object: Literal["model"]
     created: int
     owned_by: str
+    max_model_len: int
     swarm: dict[str, Any]
 
 
@@ -126,6 +127,13 @@ class ModelsShape(BaseModel):
 
     object: Literal["list"]
     data: list[ModelShape]
+
+
+class InputTokensShape(BaseModel):
+    """The number of tokens of a prompt."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 class StateShape(BaseModel):

@@ -32,6 +32,7 @@ class TokenizeBody(BaseModel):
     tools: Objects | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     add_special_tokens: Annotated[bool | None, Field(description="With prompt; true unless given.")] = None
     add_special: Annotated[bool | None, Field(description="With content; false unless given.")] = None
     return_token_strs: Annotated[bool | None, Field(description="Also return token_strs, the tokens as texts.")] = None
@@ -49,7 +50,7 @@ class DetokenizeBody(BaseModel):
 
 def to_request(body: TokenizeBody, served: ServedModel) -> CompletionRequest | None:
     """Return the request whose prompt is tokenized; None if a text was given. Raises ApiError."""
-    check_extra(body, ("parse_special",) if (body.model_extra or {}).get("parse_special") is not False else ())
+    check_extra(body, served, ("parse_special",) if (body.model_extra or {}).get("parse_special") is not False else ())
     served.check_name(body.model)
     given = [name for name in ("prompt", "content", "messages") if getattr(body, name) is not None]
     if len(given) != 1:
@@ -61,7 +62,13 @@ def to_request(body: TokenizeBody, served: ServedModel) -> CompletionRequest | N
         template["add_generation_prompt"] = body.add_generation_prompt
     tools = parse_tools(body.tools, None, None)
     params = SamplingParams(max_tokens=first_length(None))
-    return CompletionRequest(params=params, messages=tuple(body.messages), tools=tools, template=template)
+    return CompletionRequest(
+        params=params,
+        messages=tuple(body.messages),
+        continues=bool(body.continue_final_message),
+        tools=tools,
+        template=template,
+    )
 
 
 def encode_text(body: TokenizeBody, served: ServedModel) -> tuple[int, ...]:
@@ -95,7 +102,7 @@ def _token_object(token: int, served: ServedModel) -> Json:
 
 def text_response(body: DetokenizeBody, served: ServedModel) -> Json:
     """Return the text of the tokens, including special ones. Raises ApiError."""
-    check_extra(body, ())
+    check_extra(body, served, ())
     served.check_name(body.model)
     if len(body.tokens) > MAX_TOKENS:
         raise invalid_field("tokens", f"at most {MAX_TOKENS}, not {len(body.tokens)}")

@@ -23,7 +23,7 @@ PROMPT_END = 64  # tokens of a prompt's end in which its template may have opene
 @dataclass(slots=True)
 class ServedModel:
     """The served model. ``max_context``: positions that a sequence can currently have. ``aliases``: other names that
-    clients may use for the model; ``*`` allows any."""
+    clients may use for the model; ``*`` allows any. ``ignores_unknown_fields``: bodies may have unknown fields."""
 
     manifest: Manifest
     text: TextModel | None
@@ -35,6 +35,7 @@ class ServedModel:
     switches: ThinkingSwitches = field(default_factory=ThinkingSwitches)
     # the vocabulary as bytes per token; None without a tokenizer
     vocabulary: LLTokenizer | None = field(default=None, repr=False)
+    ignores_unknown_fields: bool = False
 
     @classmethod
     def create(
@@ -82,6 +83,11 @@ class ServedModel:
         if self.reasoning_format is None or start == "none":
             return None
         return self.reasoning_format.parser(is_opened=start == "opened")
+
+    @property
+    def special_tokens(self) -> tuple[int, ...]:
+        """The special tokens, which answers do not show unless a request asks for them."""
+        return () if self.text is None else tuple(self.text.silent)
 
     def has_name(self, name: str) -> bool:
         """Whether clients may use this name for the model."""

@@ -14,17 +14,17 @@ import msgspec
 from swarm.client.client import AsyncClient
 from swarm.client.text.budget import size_of as size_as_text
 from swarm.client.text.tokenizer import ChatRendering, TemplateTooSlow
-from swarm.errors import ClientError, RequestTimeout, SwarmError, Unavailable
+from swarm.errors import ClientError, PromptTooLong, RequestTimeout, SwarmError, Unavailable
 from swarm.gateway.answer import AnswerPart, TokenCounts
 from swarm.gateway.completion.answer_stream import AnswerStream
 from swarm.gateway.completion.assembler import AnswerAssembler
 from swarm.gateway.completion.served_model import ServedModel
 from swarm.gateway.completion_request import CompletionRequest, Tool, ToolOptions
-from swarm.gateway.errors import ApiError, invalid_field, to_api_error
+from swarm.gateway.errors import ApiError, ContextOverflow, invalid_field, to_api_error
 from swarm.gateway.reasoning.format import ReasoningStart
 from swarm.gateway.resume_state import ResumeState
 from swarm.gateway.thread_pool import BoundedThreadPool
-from swarm.gateway.tool_calls.template_adapter import adapt_conversation
+from swarm.gateway.tool_calls.template_adapter import adapt_conversation, check_continued
 from swarm.params import SamplingParams, Thinking
 from swarm.wire.messages import Description, Submit
 
@@ -35,6 +35,8 @@ USABLE_S = 60.0  # seconds for which a description is good enough for requests
 FRESH_S = 0.5  # seconds for which the broker's description counts as current
 REFRESH_S = 0.8 * FRESH_S  # seconds between two refreshes
 YIELD_EVERY = 256  # pieces of an answer that are processed before other tasks get their turn
+MAX_PROGRESS_QUERIES = 8  # at a time; each stream that waits for a long prompt asks once a second
+PROGRESS_TIMEOUT_S = 0.5  # seconds that a comment may wait for the broker
 REST_OF_CONTEXT = 0  # value of ``max_tokens``: as many as the model's context leaves
 
 
@@ -71,8 +73,16 @@ class AnswerSnapshot:
 class CompletionService:
     """Completion service of a gateway, on one client."""
 
-    def __init__(self, client: AsyncClient, aliases: Sequence[str] = (), *, parse_special: bool = False) -> None:
-        """Create the service. ``parse_special``: special tokens in messages become control tokens."""
+    def __init__(
+        self,
+        client: AsyncClient,
+        aliases: Sequence[str] = (),
+        *,
+        parse_special: bool = False,
+        ignore_unknown_fields: bool = False,
+    ) -> None:
+        """Create the service. ``parse_special``: special tokens in messages become control tokens.
+        ``ignore_unknown_fields``: bodies may have unknown fields."""
         self.client = client
         self.body_threads = BoundedThreadPool("bodies", 1)
         self._prompt_threads, self._long_prompt_threads = (
@@ -81,10 +91,12 @@ class CompletionService:
         )
         self._parse_special = parse_special
         self._aliases = tuple(aliases)
+        self._ignore_unknown_fields = ignore_unknown_fields
         self._served: ServedModel | None = None  # the model that was served last
         self._description: Description | None = None  # the last description, None after a failure
         self._described_at = 0.0  # time of the last description, by the loop's clock
         self._refreshing: asyncio.Task[None] | None = None  # a refresh in the background
+        self._num_progress_queries = 0  # queries for the progress of prompts that wait for the broker
 
     @property
     def last_served_model(self) -> ServedModel | None:
@@ -159,6 +171,7 @@ class CompletionService:
         if served is None or served.manifest != manifest or served.text is not text:
             served = await asyncio.to_thread(ServedModel.create, manifest, text, description.max_context, self._aliases)
             served.vocabulary, self._served = words, served
+            served.ignores_unknown_fields = self._ignore_unknown_fields
         served.max_context = description.max_context
         return served
 
@@ -166,12 +179,12 @@ class CompletionService:
         """Prepare the prompt, in a thread if that takes longer than a moment. Raises ApiError."""
         try:
             request, ids, start = await self._encode_prompt(request, served)
+        except PromptTooLong as error:
+            raise ContextOverflow(error.least_tokens, served.manifest.context, is_least=True) from None
         except ClientError as error:
             raise to_api_error(error) from None
         if len(ids) >= served.manifest.context:
-            text = f"the prompt has {len(ids)} tokens; {served.name} holds {served.manifest.context}, "
-            text += "and at least one must remain for the answer"
-            raise ApiError(400, text, param="prompt", code="context_length_exceeded")
+            raise ContextOverflow(len(ids), served.manifest.context)
         params = request.params
         if params.max_tokens == REST_OF_CONTEXT:
             params = msgspec.structs.replace(params, max_tokens=served.max_answer_tokens(len(ids)))
@@ -181,7 +194,7 @@ class CompletionService:
         self, request: CompletionRequest, served: ServedModel
     ) -> tuple[CompletionRequest, tuple[int, ...], ReasoningStart]:
         size = prompt_size(request, MEDIUM_PROMPT)
-        how = ChatRendering(parse_special=self._parse_special)
+        how = ChatRendering(parse_special=self._parse_special, continues=request.continues)
         if size <= SHORT_PROMPT:
             try:
                 return prepare_prompt(request, served, replace(how, time_s=INLINE_TEMPLATE_S))
@@ -226,18 +239,36 @@ class CompletionService:
                 keep_s=request.keep_s,
                 speculation=request.speculation,
                 memo="" if memo is None else memo.encode(),
-                visible=_visible_marks(request.tools.are_offered, prepared.reasoning, prepared.served),
+                visible=_visible_tokens(
+                    prepared.served, request.tools, prepared.reasoning, show_special=request.show_special
+                ),
             )
         except ClientError as error:
             raise to_api_error(error) from None
         parts = _make_assembler(request_id or "", request.tools, prepared.reasoning, prepared.served, prepared.params.n)
         return AnswerStream(stream, parts, num_prompt=len(prepared.ids), on_tokens=on_tokens)
 
+    async def prompt_progress(self, request_id: str) -> tuple[int, int] | None:
+        """Return how many tokens of a request's prompt every stage has computed, and how many there are; None if the
+        broker does not answer at once, or if many streams ask."""
+        if self._num_progress_queries >= MAX_PROGRESS_QUERIES:
+            return None
+        self._num_progress_queries += 1
+        try:
+            async with asyncio.timeout(PROGRESS_TIMEOUT_S):
+                report = await self.client.query("requests", request_id=request_id)
+        except (ClientError, TimeoutError):
+            return None
+        finally:
+            self._num_progress_queries -= 1
+        rows: Any = report.get("requests") or ()
+        return next(((row["num_prompt_computed"], row["num_prompt"]) for row in rows), None)
+
     async def resume(self, request_id: str, caller: Caller) -> tuple[ResumeState, AnswerStream]:
         """Read an existing answer from its beginning. It replaces another reader only when the first part is read."""
         submit, memo = await self._recall(request_id, caller)
         served = await self.served_model()
-        stream = self.client.attach(request_id, visible=_visible_marks(bool(memo.tools), memo.reasoning, served))
+        stream = self.client.attach(request_id, visible=_recalled_tokens(memo, served))
         parts = _make_assembler(request_id, _offered_tools(memo), memo.reasoning, served, submit.params.n)
         runs_on = submit.detached or submit.keep_s > 0
         return memo, AnswerStream(stream, parts, num_prompt=memo.num_prompt, cancels=not runs_on)
@@ -254,8 +285,7 @@ class CompletionService:
             raise ApiError(404, f"the answer {request_id!r} was not stored: request it with store", code="not_found")
         served = await self.served_model()
         try:
-            visible = _visible_marks(bool(memo.tools), memo.reasoning, served)
-            progress = await self.client.look_up(request_id, visible=visible)
+            progress = await self.client.look_up(request_id, visible=_recalled_tokens(memo, served))
         except ClientError as error:
             raise to_api_error(error) from None
         assembler = _make_assembler(request_id, _offered_tools(memo), memo.reasoning, served, submit.params.n)
@@ -285,10 +315,18 @@ class CompletionService:
         return submit, memo
 
 
-def _visible_marks(has_tools: bool, reasoning: ReasoningStart, served: ServedModel) -> tuple[int, ...]:
-    """Return the special tokens whose text the parsers of thinking and of tool calls need."""
-    marks = served.call_marks if has_tools else ()
+def _visible_tokens(
+    served: ServedModel, tools: ToolOptions, reasoning: ReasoningStart, *, show_special: bool
+) -> tuple[int, ...]:
+    """Return the special tokens whose text the client, or the parser of thinking or of tool calls, needs."""
+    if show_special:
+        return served.special_tokens
+    marks = served.call_marks if tools.are_offered else ()
     return marks if reasoning == "none" else (*marks, *served.reasoning_marks)
+
+
+def _recalled_tokens(memo: ResumeState, served: ServedModel) -> tuple[int, ...]:
+    return _visible_tokens(served, _offered_tools(memo), memo.reasoning, show_special=memo.special)
 
 
 def _make_assembler(
@@ -316,26 +354,28 @@ def prepare_prompt(
     request: CompletionRequest, served: ServedModel, how: ChatRendering
 ) -> tuple[CompletionRequest, tuple[int, ...], ReasoningStart]:
     """Return the request with the grammar that its tools need, its prompt's tokens, and how its answer begins."""
+    limits_text = request.params.grammar is not None or request.tools.choice in ("required", "named")
     request = add_tool_grammar(request, served)
     ids = encode_prompt(request, served, how)
     if request.messages is None:
         return request, ids, "none"
-    return begin_thinking(request, ids, served)
+    return begin_thinking(request, ids, served, limits_text=limits_text)
 
 
 def begin_thinking(
-    request: CompletionRequest, ids: tuple[int, ...], served: ServedModel
+    request: CompletionRequest, ids: tuple[int, ...], served: ServedModel, *, limits_text: bool
 ) -> tuple[CompletionRequest, tuple[int, ...], ReasoningStart]:
     """Return the request and its prompt with what a budget or a grammar needs: they apply to thinking that the prompt
-    has opened. So the prompt opens it where the model would, and where it would not, a grammar applies at once."""
+    has opened. So the prompt opens it where the model would, and where it would not, a grammar applies at once.
+    ``limits_text``: the request has a grammar that leaves no text for thinking."""
     start, family, grammar = served.reasoning_start(ids), served.reasoning_format, request.params.grammar
     budget = request.reasoning.budget
     if family is None or start == "none" or (grammar is None and budget is None):
         return request, ids, start
     text = served.require_text_model("it can't think")
     if start == "optional":
-        if not served.switches.is_thinking(template_variables(request, served)):
-            return request, ids, "optional" if grammar is None else "none"
+        if request.continues or not served.switches.is_thinking(template_variables(request, served)):
+            return request, ids, "none" if limits_text else "optional"
         ids = (*ids, *text.encode(family.opening, add_special_tokens=False))
     is_call = request.tools.choice in ("required", "named")
     end = family.end_of("anything" if grammar is None else "call" if is_call else "text")
@@ -345,13 +385,16 @@ def begin_thinking(
 
 
 def add_tool_grammar(request: CompletionRequest, served: ServedModel) -> CompletionRequest:
-    """Add the grammar that forces a call, if the model must call a tool."""
-    if request.tools.choice not in ("required", "named"):
-        return request
-    return replace(
-        request,
-        params=msgspec.structs.replace(request.params, grammar=served.tool_format.forced_call_grammar(request.tools)),
-    )
+    """Add the grammar that forces a call, if the model must call a tool, or that restricts the arguments of calls, if a
+    tool is strict."""
+    grammar = request.params.grammar
+    if request.tools.choice in ("required", "named"):
+        grammar = served.tool_format.forced_call_grammar(request.tools)
+    elif request.tools.have_strict and grammar is None:
+        # formats of other packages may have none
+        optional = getattr(served.tool_format, "optional_call_grammar", None)
+        grammar = None if optional is None else optional(request.tools)
+    return replace(request, params=msgspec.structs.replace(request.params, grammar=grammar))
 
 
 def encode_prompt(request: CompletionRequest, served: ServedModel, how: ChatRendering) -> tuple[int, ...]:
@@ -362,6 +405,8 @@ def encode_prompt(request: CompletionRequest, served: ServedModel, how: ChatRend
             raise invalid_field("chat_template_kwargs", f"{min(clash)} has a field of its own")
         adapted = adapt_conversation(request.messages, request.tools, served.tool_format, served.template_features)
         variables = {**template_variables(request, served), **adapted.variables}
+        if request.continues:
+            check_continued(adapted.messages[-1:])
         return text.encode_chat(adapted.messages, variables, most=served.manifest.context, how=how)
     if isinstance(request.prompt, tuple):
         return request.prompt

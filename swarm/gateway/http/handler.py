@@ -16,11 +16,18 @@ from swarm.gateway.answer import AnswerPart, TokenCounts
 from swarm.gateway.apis.writer import AnswerWriter
 from swarm.gateway.completion.answer_stream import AnswerStream, MergedAnswers
 from swarm.gateway.completion.served_model import ServedModel
-from swarm.gateway.completion.service import Caller, CompletionService, PreparedRequest, prompt_size
+from swarm.gateway.completion.service import SHORT_PROMPT, Caller, CompletionService, PreparedRequest, prompt_size
 from swarm.gateway.completion_request import CompletionRequest
 from swarm.gateway.errors import ApiError, invalid_field
 from swarm.gateway.http.json import JsonResponse, request_id_headers
-from swarm.gateway.http.sse import EventNumbering, EventStream, parse_event_id, stream_events, wait_for_disconnect
+from swarm.gateway.http.sse import (
+    COMMENT,
+    EventNumbering,
+    EventStream,
+    parse_event_id,
+    stream_events,
+    wait_for_disconnect,
+)
 from swarm.gateway.http.usage import RequestUsage, UsageRecorder
 from swarm.gateway.resume_state import ResumeState
 from swarm.wire.messages import MAX_MEMO
@@ -180,7 +187,15 @@ class CompletionHandler:
             if begun.done():
                 begun.result()  # raises the error
             undo.pop_all()
-        return EventStream(_stream_chunks(begun, job), close, _headers(job.request_id), SLOW_READER_S)
+        comment = partial(self._make_comment, begun, job)
+        return EventStream(_stream_chunks(begun, job), close, _headers(job.request_id), SLOW_READER_S, comment)
+
+    async def _make_comment(self, begun: asyncio.Future[AnswerStream | MergedAnswers], job: CompletionJob) -> bytes:
+        """Return the comment of an idle stream: before its first token, how much of a long prompt is computed."""
+        if begun.done() or len(job.requests) > 1 or prompt_size(job.requests[0], SHORT_PROMPT) < SHORT_PROMPT:
+            return COMMENT
+        progress = await self._service.prompt_progress(job.request_id)
+        return COMMENT if progress is None else f": prompt {progress[0]}/{progress[1]}\n".encode()
 
 
 async def _wait_for_tokenizing(prompts_ready: asyncio.Event, served: ServedModel, job: CompletionJob) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -92,18 +92,30 @@ def _encode_part(part: AnswerPart, writer: AnswerWriter, numbering: EventNumberi
     return numbering.encode(writer.write(part), part.choice)
 
 
+async def plain_comment() -> bytes:
+    """Return the comment of a stream without further news."""
+    return COMMENT
+
+
 class EventStream(Response):
     """Streaming response that sends ``chunks``. ``close`` is called once at the end: when everything is sent, when the
-    reader disconnects, or when it has read nothing for ``patience_s``."""
+    reader disconnects, or when it has read nothing for ``patience_s``. ``make_comment`` returns the comment for an idle
+    stream, within a moment."""
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, chunks: AsyncIterator[bytes], close: Callable[[], None], headers: dict[str, str], patience_s: float
+        self,
+        chunks: AsyncIterator[bytes],
+        close: Callable[[], None],
+        headers: dict[str, str],
+        patience_s: float,
+        make_comment: Callable[[], Awaitable[bytes]] = plain_comment,
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._chunks, self._close, self._patience_s = chunks, close, patience_s
+        self._make_comment = make_comment
         self._sent_at = 0.0  # time at which the last write completed
         self._is_sending = False  # a write is waiting for the reader
         self._has_ended = False
@@ -149,9 +161,12 @@ class EventStream(Response):
             if self._is_sending and quiet_s > self._patience_s:
                 sender.cancel()
             elif not self._is_sending and quiet_s >= QUIET_S:
+                comment = await self._make_comment()
+                if self._is_sending:  # an event came meanwhile
+                    continue
                 try:
                     async with asyncio.timeout(self._patience_s):
-                        await self._send(send, {"type": "http.response.body", "body": COMMENT, "more_body": True})
+                        await self._send(send, {"type": "http.response.body", "body": comment, "more_body": True})
                 except TimeoutError:
                     sender.cancel()
                     return

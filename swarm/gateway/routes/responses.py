@@ -7,10 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from swarm.gateway.apis import responses
+from swarm.gateway.apis import responses, shapes
 from swarm.gateway.apis.response_writer import ResponseWriter
 from swarm.gateway.errors import ApiError
-from swarm.gateway.http.state import caller_of, handler_of
+from swarm.gateway.http.json import JsonResponse
+from swarm.gateway.http.state import caller_of, handler_of, parse_off_loop, service_of
 from swarm.gateway.routes import conversation
 
 PREFIX = "resp_"
@@ -24,6 +25,16 @@ async def respond(request: Request, body: responses.ResponseBody) -> Response:
     return await conversation.answer_conversation(
         request, body, responses.to_request, responses.to_resume_state, ResponseWriter
     )
+
+
+@router.post("/v1/responses/input_tokens", responses=shapes.response_doc(shapes.InputTokensShape))
+async def count(request: Request, body: responses.InputTokensBody) -> Response:
+    """Count the tokens of a prompt."""
+    service = service_of(request)
+    served = await service.served_model()
+    completion_request = await parse_off_loop(request, lambda: responses.to_request(body, served))
+    num_tokens = len((await service.prepare(completion_request, served)).ids)
+    return JsonResponse({"object": "response.input_tokens", "input_tokens": num_tokens})
 
 
 @router.get("/v1/responses/{response_id}")

@@ -13,6 +13,7 @@ from swarm.gateway.tool_calls.grammars import (
     call_rules,
     literal_rule,
     make_call_grammar,
+    make_optional_call_grammar,
     mark_rule,
 )
 from swarm.gateway.tool_calls.json_calls import argument_sink, finish_call, pass_value
@@ -68,7 +69,7 @@ def deepseek(added: AddedTokens) -> ToolCallFormat:
     def fits(template: str) -> bool:
         return BEGIN in template and "```json" in template
 
-    return ComposedFormat("deepseek", _MARKS, fits, DeepSeekParser, _make_forcer(added, call, literal_rule(NEWLINE)))
+    return _compose("deepseek", fits, added, _make_forcer(added, call, literal_rule(NEWLINE)))
 
 
 def deepseek_unfenced(added: AddedTokens) -> ToolCallFormat:
@@ -84,7 +85,20 @@ def deepseek_unfenced(added: AddedTokens) -> ToolCallFormat:
     def fits(template: str) -> bool:
         return BEGIN in template
 
-    return ComposedFormat("deepseek-v3.1", _MARKS, fits, DeepSeekParser, _make_forcer(added, call, ""))
+    return _compose("deepseek-v3.1", fits, added, _make_forcer(added, call, ""))
+
+
+def _compose(
+    name: str, fits: Callable[[str], bool], added: AddedTokens, forced: Callable[[ToolOptions], Grammar]
+) -> ComposedFormat:
+    return ComposedFormat(
+        name,
+        _MARKS,
+        fits,
+        DeepSeekParser,
+        forced,
+        optional_call_grammar=lambda use: make_optional_call_grammar(use, added, ALL_BEGIN, forced),
+    )
 
 
 def _make_forcer(

@@ -99,3 +99,5 @@ class ComposedFormat:
     parser: Callable[[ToolOptions], ToolCallParser]
     forced_call_grammar: Callable[[ToolOptions], Grammar]
     instructions: Callable[[ToolOptions], str] = _no_instructions
+    # the grammar of an answer that may call: arguments of strict tools follow their schemas; None: there is none
+    optional_call_grammar: Callable[[ToolOptions], Grammar | None] | None = None

@@ -8,29 +8,24 @@ open can grow without bound.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from swarm.errors import InvalidRequest
+from swarm.gateway.closed_schemas import close_schema
 from swarm.gateway.completion_request import Tool, ToolOptions
 from swarm.params import MAX_GRAMMAR, Grammar
 
 MAX_FORCED_CALLS = 16  # calls in a forced answer; prevents a model that never ends from running forever
 
+# tokens around thoughts, which are no text to a grammar
+THOUGHT_MARKS = ("<think>", "</think>", "[THINK]", "[/THINK]")
+
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 
-# keywords of a schema that may allow further properties
-_OPEN_KEYWORDS = (
-    "additionalProperties",
-    "patternProperties",
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "$ref",
-    "if",
-    "dependentSchemas",
-)
-
+Loosen = Callable[[Tool], Tool]
 AddedTokens = Mapping[str, int]  # the model's special and added tokens: ids by text
 
 
@@ -61,19 +56,7 @@ def arguments_schema(tool: Tool) -> dict[str, Any]:
     kind = tool.parameters.get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         raise InvalidRequest(f"the parameters of the tool {tool.name!r} must be a schema of type object", code="tools")
-    schema = {**tool.parameters, "type": "object"}
-    if _is_closed(schema):
-        schema["additionalProperties"] = False
-    return schema
-
-
-def _is_closed(schema: Mapping[str, Any]) -> bool:
-    """Whether the schema itself names all properties. A forced call is then limited to them, unless the schema allows
-    others."""
-    properties = schema.get("properties")
-    if not isinstance(properties, dict) or not properties or any(key in schema for key in _OPEN_KEYWORDS):
-        return False
-    return set(schema.get("required", ())) <= set(properties)
+    return close_schema({**tool.parameters, "type": "object"})
 
 
 def arguments_rule(tool: Tool) -> str:
@@ -95,6 +78,11 @@ def _text_schema(tool: Tool) -> dict[str, Any]:
         f"{grammar.kind} can't be forced: use a regular expression, or tool_choice auto",
         code="tools",
     )
+
+
+def loosen_tool(tool: Tool) -> Tool:
+    """Return the tool with any object as its arguments."""
+    return replace(tool, parameters={"type": "object"}, grammar=None)
 
 
 def callable_tools(use: ToolOptions) -> tuple[Tool, ...]:
@@ -127,14 +115,59 @@ def make_call_grammar(start: str, rules: Sequence[str], use: ToolOptions, betwee
     them."""
     next_call = f"({between} call)" if between else "call"
     calls = f"call {next_call}{{0,{MAX_FORCED_CALLS - 1}}}" if allows_several(use) else "call"
-    text = "\n".join(["%llguidance {}", "start: " + start.replace("{calls}", calls), *rules])
-    if len(text) > MAX_GRAMMAR:
+    return check_size(
+        Grammar("ebnf", "\n".join(["%llguidance {}", "start: " + start.replace("{calls}", calls), *rules]))
+    )
+
+
+def check_size(grammar: Grammar) -> Grammar:
+    """Return the grammar. Raises InvalidRequest if it is too long."""
+    if len(grammar.text) > MAX_GRAMMAR:
         raise InvalidRequest(
-            f"the tools' schemas make a grammar of {len(text)} characters; at most {MAX_GRAMMAR} are taken: offer "
-            "fewer tools, or name one in tool_choice",
+            f"the tools' schemas make a grammar of {len(grammar.text)} characters; at most {MAX_GRAMMAR} are taken: "
+            "offer fewer tools, or name one in tool_choice",
             code="tools",
         )
-    return Grammar(kind="ebnf", text=text)
+    return grammar
+
+
+def make_optional_call_grammar(
+    use: ToolOptions,
+    added: AddedTokens,
+    mark: str,
+    forced: Callable[[ToolOptions], Grammar],
+    loosen: Loosen = loosen_tool,
+) -> Grammar | None:
+    """Return the grammar of an answer that is any text, or any text and then calls that begin with ``mark``. ``forced``
+    makes the grammar of the calls alone. Returns None if it can't be told where text ends."""
+    calls = call_part(use, forced, loosen)
+    text = f"TEXT: /(?s:.*)/ & ~/(?s:.*){escape_regex(mark)}(?s:.*)/"
+    marks = " | ".join(mark_rule(each, added) for each in THOUGHT_MARKS if each in added)
+    thoughts = f"(TEXT ({marks}))* " if marks else ""
+    if mark in added:
+        return optional_grammar([f"start: {thoughts}TEXT calls | {thoughts}TEXT", text], calls)
+    before, is_literal, after = calls.partition(f"\ncalls: {literal_rule(mark)}")
+    if not is_literal:
+        return None
+    rules = [f"begun[suffix={literal_rule(mark)}]: BEFORE", "BEFORE: /(?s:.*)/", text]
+    return optional_grammar([f"start: {thoughts}calls | {thoughts}TEXT", *rules], f"{before}\ncalls: begun{after}")
+
+
+def call_part(use: ToolOptions, forced: Callable[[ToolOptions], Grammar], loosen: Loosen = loosen_tool) -> str:
+    """Return the rules of calls, of which ``calls`` is the first. Tools that are not strict are loosened."""
+    tools = tuple(tool if tool.strict else loosen(tool) for tool in use.tools)
+    text = forced(replace(use, choice="required", tools=tools)).text
+    return "\n" + text.removeprefix("%llguidance {}\n").replace("start: ", "calls: ", 1)
+
+
+def optional_grammar(rules: Sequence[str], calls: str) -> Grammar:
+    """Return the grammar with these rules, the first of which is ``start``, and the rules of calls."""
+    return check_size(Grammar("ebnf", "\n".join(["%llguidance {}", *rules]) + calls))
+
+
+def escape_regex(text: str) -> str:
+    """Escape a text for an expression between slashes."""
+    return re.escape(text).replace("/", "\\/")
 
 
 def json_call_rules(name_key: str, arguments_key: str) -> Callable[[Tool, str], Sequence[str]]:

@@ -12,6 +12,7 @@ from swarm.gateway.tool_calls.grammars import (
     json_call_rules,
     literal_rule,
     make_call_grammar,
+    make_optional_call_grammar,
     mark_rule,
 )
 from swarm.gateway.tool_calls.json_calls import read_call_or_list
@@ -32,12 +33,25 @@ class ListParser(BaseToolCallParser):
 
 def granite(added: AddedTokens) -> ToolCallFormat:
     marks = (OPEN, _TEXT_OPEN, _TEXT_CLOSE)
-    return ComposedFormat("granite", marks, lambda template: OPEN in template, ListParser, _make_forcer(added, ""))
+    return _compose("granite", marks, lambda template: OPEN in template, added, "")
 
 
 def phi(added: AddedTokens) -> ToolCallFormat:
-    forced = _make_forcer(added, mark_rule(CLOSE, added))
-    return ComposedFormat("phi", (OPEN, CLOSE), lambda template: CLOSE in template, ListParser, forced)
+    return _compose("phi", (OPEN, CLOSE), lambda template: CLOSE in template, added, mark_rule(CLOSE, added))
+
+
+def _compose(
+    name: str, marks: tuple[str, ...], fits: Callable[[str], bool], added: AddedTokens, close: str
+) -> ComposedFormat:
+    forced = _make_forcer(added, close)
+    return ComposedFormat(
+        name,
+        marks,
+        fits,
+        ListParser,
+        forced,
+        optional_call_grammar=lambda use: make_optional_call_grammar(use, added, OPEN, forced),
+    )
 
 
 def _make_forcer(added: AddedTokens, close: str) -> Callable[[ToolOptions], Grammar]:

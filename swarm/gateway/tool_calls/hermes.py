@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 from swarm.gateway.completion_request import Tool, ToolOptions
 from swarm.gateway.tool_calls.format import ComposedFormat, ToolCallFormat
@@ -14,6 +15,7 @@ from swarm.gateway.tool_calls.grammars import (
     json_call_rules,
     literal_rule,
     make_call_grammar,
+    make_optional_call_grammar,
     mark_rule,
 )
 from swarm.gateway.tool_calls.json_calls import read_call_or_list
@@ -33,12 +35,24 @@ class HermesParser(BaseToolCallParser):
 
 
 def hermes(added: AddedTokens) -> ToolCallFormat:
-    return ComposedFormat("hermes", (OPEN, CLOSE), lambda template: OPEN in template, HermesParser, _make_forcer(added))
+    return _compose("hermes", lambda template: OPEN in template, added)
 
 
 def plain(added: AddedTokens) -> ToolCallFormat:
     """Return the format for templates without support for tools."""
-    return ComposedFormat("plain", (OPEN, CLOSE), lambda _: True, HermesParser, _make_forcer(added), _instructions)
+    return replace(_compose("plain", lambda _: True, added), instructions=_instructions)
+
+
+def _compose(name: str, fits: Callable[[str], bool], added: AddedTokens) -> ComposedFormat:
+    forced = _make_forcer(added)
+    return ComposedFormat(
+        name,
+        (OPEN, CLOSE),
+        fits,
+        HermesParser,
+        forced,
+        optional_call_grammar=lambda use: make_optional_call_grammar(use, added, OPEN, forced),
+    )
 
 
 def _instructions(use: ToolOptions) -> str:

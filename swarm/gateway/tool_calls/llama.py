@@ -9,7 +9,17 @@ from __future__ import annotations
 
 from swarm.gateway.completion_request import ToolOptions
 from swarm.gateway.tool_calls.format import ComposedFormat, ToolCallFormat
-from swarm.gateway.tool_calls.grammars import AddedTokens, call_rules, json_call_rules, literal_rule, make_call_grammar
+from swarm.gateway.tool_calls.grammars import (
+    AddedTokens,
+    call_part,
+    call_rules,
+    escape_regex,
+    json_call_rules,
+    literal_rule,
+    make_call_grammar,
+    mark_rule,
+    optional_grammar,
+)
 from swarm.gateway.tool_calls.json_calls import argument_sink, finish_call, pass_value, read_call
 from swarm.gateway.tool_calls.parser import BaseToolCallParser, NotACall, ParseSteps, skip_space, word_until
 from swarm.gateway.tool_calls.python_calls import read_python_calls
@@ -70,4 +80,22 @@ def llama3(added: AddedTokens) -> ToolCallFormat:
             "{calls}", call_rules(use, json_call_rules("name", "parameters")), use, literal_rule("; ")
         )
 
-    return ComposedFormat("llama3", (TAG, BEGIN, END), fits, LlamaParser, make_grammar)
+    def make_optional(use: ToolOptions) -> Grammar:
+        tagged = f"TEXT {mark_rule(TAG, added)} calls | " if TAG in added else ""
+        text = " & ~".join(f"/{each}/" for each in ("(?s:.*)", *_call_beginnings(use)))
+        return optional_grammar([f"start: calls | {tagged}TEXT", f"TEXT: {text}"], call_part(use, make_grammar))
+
+    marks = (TAG, BEGIN, END)
+    return ComposedFormat("llama3", marks, fits, LlamaParser, make_grammar, optional_call_grammar=make_optional)
+
+
+def _call_beginnings(use: ToolOptions) -> tuple[str, ...]:
+    """Return expressions for all texts that the parser reads as calls."""
+    names = "|".join(escape_regex(tool.name) for tool in use.tools)
+    return (
+        rf'\s*\{{\s*"name"\s*:\s*"({names})"(?s:.*)',
+        r'\s*\{\s*("(parameters|arguments|input|function)"|"type"\s*:\s*"function")(?s:.*)',
+        rf"\s*\[\s*({names})\s*\((?s:.*)",
+        r"(?s:.*)<function=(?s:.*)",
+        rf"(?s:.*)({escape_regex(TAG)}|{escape_regex(BEGIN)})(?s:.*)",
+    )

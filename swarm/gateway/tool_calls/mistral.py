@@ -3,7 +3,7 @@ for each call."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from swarm.gateway.completion_request import Tool, ToolOptions
 from swarm.gateway.tool_calls.format import ComposedFormat, ToolCallFormat
@@ -14,6 +14,7 @@ from swarm.gateway.tool_calls.grammars import (
     json_call_rules,
     literal_rule,
     make_call_grammar,
+    make_optional_call_grammar,
     mark_rule,
 )
 from swarm.gateway.tool_calls.json_calls import argument_sink, finish_call, pass_value, read_call_or_list
@@ -57,9 +58,7 @@ def mistral(added: AddedTokens) -> ToolCallFormat:
     def make_grammar(use: ToolOptions) -> Grammar:
         return make_call_grammar(start, call_rules(use, json_call_rules("name", "arguments")), use, literal_rule(", "))
 
-    return ComposedFormat(
-        "mistral", (CALLS, ARGS, CALL_ID), lambda template: CALLS in template, MistralParser, make_grammar
-    )
+    return _compose("mistral", lambda template: CALLS in template, added, make_grammar)
 
 
 def mistral_args(added: AddedTokens) -> ToolCallFormat:
@@ -75,4 +74,17 @@ def mistral_args(added: AddedTokens) -> ToolCallFormat:
     def fits(template: str) -> bool:
         return CALLS in template and ARGS in template
 
-    return ComposedFormat("mistral-args", (CALLS, ARGS, CALL_ID), fits, MistralParser, make_grammar)
+    return _compose("mistral-args", fits, added, make_grammar)
+
+
+def _compose(
+    name: str, fits: Callable[[str], bool], added: AddedTokens, forced: Callable[[ToolOptions], Grammar]
+) -> ComposedFormat:
+    return ComposedFormat(
+        name,
+        (CALLS, ARGS, CALL_ID),
+        fits,
+        MistralParser,
+        forced,
+        optional_call_grammar=lambda use: make_optional_call_grammar(use, added, CALLS, forced),
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from swarm.errors import InvalidRequest
@@ -17,6 +18,7 @@ from swarm.gateway.tool_calls.grammars import (
     json_rule,
     literal_rule,
     make_call_grammar,
+    make_optional_call_grammar,
     mark_rule,
 )
 from swarm.gateway.tool_calls.json_calls import TextSink
@@ -162,7 +164,12 @@ def coder(added: AddedTokens) -> ToolCallFormat:
         )
 
     marks = (OPEN, CLOSE, _FUNCTION, _FUNCTION_END, _PARAMETER, _PARAMETER_END)
-    return ComposedFormat("qwen3-coder", marks, fits, CoderParser, make_grammar)
+
+    def make_optional(use: ToolOptions) -> Grammar | None:
+        # parameters are written by name, so those of a loosened tool keep their names and types
+        return make_optional_call_grammar(use, added, OPEN, make_grammar, lambda tool: replace(tool, grammar=None))
+
+    return ComposedFormat("qwen3-coder", marks, fits, CoderParser, make_grammar, optional_call_grammar=make_optional)
 
 
 def _call(tool: Tool, rule: str) -> Sequence[str]:

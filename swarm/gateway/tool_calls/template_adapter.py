@@ -143,6 +143,12 @@ def adapt_conversation(
     return AdaptedChat(tuple(adapted), {"tools": tools} if tools else {})
 
 
+def check_continued(last: Sequence[Json]) -> None:
+    """Check that an answer can continue the last message, if there is one. Raises ApiError."""
+    if not last or last[0]["role"] != "assistant" or last[0].get("tool_calls") or not last[0]["content"]:
+        raise invalid_field("messages", "only a text of the assistant can be continued, and it must not be empty")
+
+
 def _normalize_message(message: Json, number: int, features: TemplateFeatures) -> Json:
     """Return a message with plain text as content, and only the fields that templates use."""
     role = message.get("role")

@@ -39,6 +39,7 @@ from swarm.client.session import CONFIRM_CANCEL_S, Session
 from swarm.errors import (
     ClientError,
     InvalidRequest,
+    JournalDown,
     Overloaded,
     ReadElsewhere,
     RequestCancelled,
@@ -607,6 +608,7 @@ def test_an_idle_hour_is_no_pause(driver: Driver) -> None:
         ("conflict", InvalidRequest),
         ("unknown", InvalidRequest),
         ("overloaded", Overloaded),
+        ("journal", JournalDown),
         ("unavailable", Unavailable),
         ("superseded", ReadElsewhere),
         ("never heard of", InvalidRequest),

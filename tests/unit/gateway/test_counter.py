@@ -17,10 +17,11 @@ from swarm.gateway.apis.chat import ChatWriter
 from swarm.gateway.apis.completions import CompletionBody, CompletionWriter, to_requests, to_resume_state
 from swarm.gateway.completion.answer_stream import AnswerStream
 from swarm.gateway.completion.assembler import AnswerAssembler
-from swarm.gateway.completion.service import Caller, CompletionService, PreparedRequest
+from swarm.gateway.completion.service import SHORT_PROMPT, Caller, CompletionService, PreparedRequest
 from swarm.gateway.completion_request import CompletionRequest, ToolOptions
 from swarm.gateway.errors import ApiError
 from swarm.gateway.http.handler import CompletionHandler, CompletionJob
+from swarm.gateway.http.sse import COMMENT
 from swarm.gateway.http.usage import UsageRecorder
 from swarm.gateway.resume_state import ResumeState
 from swarm.metrics.http import HttpMetrics
@@ -158,3 +159,33 @@ async def test_what_somebody_leaves_is_paid_as_far_as_it_came(stream: bool, num_
 async def test_what_breaks_off_is_written_once() -> None:
     book, _ = await answer("broken", True, None)
     assert book.written == [("alice", TokenCounts(7, 2))]
+
+
+async def test_an_idle_stream_tells_how_far_its_prompt_is() -> None:
+    """A long one that is alone, before its first token; otherwise it says that it is still there."""
+
+    class Progressing(Swarm):
+        progress: tuple[int, int] | None = (2, 7)
+
+        async def prompt_progress(self, request_id: str) -> tuple[int, int] | None:
+            assert request_id == "r"
+            return self.progress
+
+    swarm = Progressing("ends")
+    counter = CompletionHandler(cast("CompletionService", swarm), {}, UsageRecorder(HttpMetrics(), Book()))
+    memo = ResumeState("chat", 7)
+
+    async def comment(*prompts: str, has_begun: bool = False) -> bytes:
+        asks = [CompletionRequest(params=SamplingParams(), prompt=prompt) for prompt in prompts]
+        begun: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if has_begun:
+            begun.set_result(None)
+        return await counter._make_comment(begun, CompletionJob("r", asks, memo, ChatWriter(memo, TOY, "r"), True))
+
+    long = "x" * SHORT_PROMPT
+    assert await comment(long) == b": prompt 2/7\n"
+    assert await comment(long, has_begun=True) == COMMENT
+    assert await comment(long, long) == COMMENT
+    assert await comment("x") == COMMENT
+    swarm.progress = None
+    assert await comment(long) == COMMENT

@@ -185,3 +185,49 @@ async def test_an_answer_is_looked_up_beside_its_reader() -> None:
             await desk.look_up("r", Caller(owner), lambda _, may=may: may)  # type: ignore[misc]
         assert caught.value.status == 404
     assert client.told == []
+
+
+async def test_unknown_fields_are_refused_unless_the_gateway_ignores_them(broker: Broker) -> None:
+    for ignores in (False, True):
+        desk = CompletionService(broker, ignore_unknown_fields=ignores)  # type: ignore[arg-type]
+        assert (await desk.served_model()).ignores_unknown_fields is ignores
+        await desk.aclose()
+
+
+class Asking:
+    """A client whose broker reports one request, never, or not at all."""
+
+    def __init__(self, rows: list[dict[str, int]] | None) -> None:
+        self.rows, self.num_asked = rows, 0
+        self.may_answer = asyncio.Event()
+
+    async def query(self, what: str, *, request_id: str) -> dict[str, Any]:
+        assert (what, request_id) == ("requests", "r")
+        self.num_asked += 1
+        if self.rows is None:
+            raise Unavailable("nobody is there")
+        await self.may_answer.wait()
+        return {"requests": self.rows}
+
+
+async def test_the_progress_of_a_prompt_is_the_brokers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it knows one, and says so at once."""
+    for rows, expected in (([{"num_prompt_computed": 5, "num_prompt": 9}], (5, 9)), ([], None), (None, None)):
+        client = Asking(rows)
+        client.may_answer.set()
+        assert await CompletionService(client).prompt_progress("r") == expected  # type: ignore[arg-type]
+    monkeypatch.setattr(module, "PROGRESS_TIMEOUT_S", 0.01)
+    assert await CompletionService(Asking([])).prompt_progress("r") is None  # type: ignore[arg-type]
+
+
+async def test_few_ask_for_progress_at_a_time() -> None:
+    """However many wait. Each place is free again when its answer has come."""
+    client = Asking([{"num_prompt_computed": 5, "num_prompt": 9}])
+    desk = CompletionService(client)  # type: ignore[arg-type]
+    asking = [asyncio.ensure_future(desk.prompt_progress("r")) for _ in range(module.MAX_PROGRESS_QUERIES + 3)]
+    await asyncio.sleep(0)
+    client.may_answer.set()
+    answers = await asyncio.gather(*asking)
+    assert answers == [(5, 9)] * module.MAX_PROGRESS_QUERIES + [None] * 3
+    assert client.num_asked == module.MAX_PROGRESS_QUERIES
+    assert await desk.prompt_progress("r") == (5, 9)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
+from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 
 from swarm.client.results import Completion, Piece, Usage
 from swarm.config import GatewaySettings, Settings
-from swarm.errors import ClientError, InvalidRequest, Overloaded, RequestFailed
+from swarm.errors import ClientError, InvalidRequest, JournalDown, Overloaded, RequestFailed
 from swarm.gateway.completion.service import CompletionService
 from swarm.gateway.middleware.gateway_app import GatewayApp
 from tests.unit.gateway.apis.feeding import served
@@ -67,6 +69,9 @@ class Client:
 
     async def describe(self) -> Any:
         return SimpleNamespace(manifest=self._manifest, state="serving", waits_for="", max_context=4096)
+
+    def shrink_context(self, context: int) -> None:
+        self._manifest = msgspec.structs.replace(self._manifest, context=context)
 
     async def text_model(self) -> Any:
         return self._model.text
@@ -168,6 +173,91 @@ async def test_what_the_swarm_finds_wrong_has_the_name_that_the_client_sent(
     assert told["message"].startswith(f"{name}: ")
     if path != "/v1/messages":
         assert told["param"] == name
+
+
+async def test_without_a_journal_the_service_is_unavailable_for_a_while(gateway: Gateway) -> None:
+    """It is no overload: other servers that take requests when this one is down get them."""
+    gateway.client.error = JournalDown("the journal can't be written: disk full", retry_after_s=5.0)
+    for path in BODIES:
+        answer = await gateway.ask(path)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+        assert "disk full" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/images/generations", "/v1/audio/speech", "/v1/batches", "/api/chat"])
+async def test_a_place_that_is_not_offered_is_refused_by_its_name_and_a_code(gateway: Gateway, path: str) -> None:
+    answer = await gateway.http.post(path, json={})
+    told = answer.json()["error"]
+    assert (answer.status_code, told["code"], told["type"]) == (404, "unsupported_endpoint", "not_found_error")
+    assert f"POST {path} is not offered here" in told["message"]
+    assert (await gateway.http.get("/openapi.json")).status_code == 200
+    other = await gateway.http.post("/v1/models", json={})
+    assert (other.status_code, other.json()["error"]["code"]) == (405, "unsupported_method")
+
+
+async def test_models_are_listed_in_the_form_of_the_client(gateway: Gateway) -> None:
+    """Anthropic's clients send their version with every request; errors are in their form, too."""
+    version = {"anthropic-version": "2023-06-01"}
+    plain = (await gateway.http.get("/v1/models")).json()["data"][0]
+    assert (plain["id"], plain["max_model_len"], plain["swarm"]["context"]) == ("toy", 4096, 4096)
+    listed = (await gateway.http.get("/v1/models", headers=version)).json()
+    one = (await gateway.http.get("/v1/models/toy", headers=version)).json()
+    assert listed == {"data": [one], "has_more": False, "first_id": "toy", "last_id": "toy"}
+    assert (one["type"], one["id"], one["max_input_tokens"]) == ("model", "toy", 4096)
+    assert datetime.fromisoformat(one["created_at"]).timestamp() == plain["created"]
+    missing = await gateway.http.get("/v1/models/other", headers=version)
+    assert (missing.status_code, missing.json()["type"]) == (404, "error")
+
+
+async def test_the_tokens_of_a_response_are_counted(gateway: Gateway) -> None:
+    """Without a model's name, too. Wrong fields are named."""
+    body: Json = {"input": "a b c", "instructions": "Be kind."}
+    counted = (await gateway.http.post("/v1/responses/input_tokens", json=body)).json()
+    assert counted["object"] == "response.input_tokens"
+    chat = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "a b c"}]
+    tokenized = (await gateway.http.post("/tokenize", json={"messages": chat})).json()
+    assert counted["input_tokens"] == tokenized["count"] > 3
+    wrong = await gateway.http.post("/v1/responses/input_tokens", json={"input": "a", "previous_response_id": "resp_1"})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "previous_response_id")
+    assert (await gateway.http.post("/v1/responses/input_tokens", json={"model": "other"})).status_code == 404
+
+
+EXACT = (
+    "This model's maximum context length is 128 tokens. However, you requested 129 tokens (128 in the prompt, 1 in the "
+)
+EXACT += "completion). Please reduce the length of the prompt."
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "text"),
+    [
+        ("/v1/completions", {"prompt": [1] * 128}, EXACT),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "word " * 9000}]},
+            r"This model's maximum context length is 128 tokens. However, you requested at least \d+ tokens \(\d+ in "
+            r"the messages, 1 in the completion\). Please reduce the length of the messages.",
+        ),
+        ("/v1/responses", {"input": "word " * 9000}, r"This model's maximum context length is .* length of the input."),
+        (
+            "/v1/messages",
+            {"messages": [{"role": "user", "content": "word " * 9000}]},
+            r"prompt is too long: \d+ tokens > 127 maximum",
+        ),
+    ],
+)
+async def test_a_prompt_that_is_too_long_is_refused_in_the_sentence_of_its_api(
+    gateway: Gateway, path: str, fields: Json, text: str
+) -> None:
+    """Routers fall back and agents compact by these words. In a stream, too, they come with the status."""
+    gateway.client.shrink_context(128)
+    for stream in (False, True):
+        answer = await gateway.ask(path, **fields, stream=stream)
+        told = answer.json()["error"]
+        assert answer.status_code == 400
+        assert told["message"] == text or re.fullmatch(text, told["message"])
+        assert told["type"] == "invalid_request_error"
+        assert told.get("code", "context_length_exceeded") == "context_length_exceeded"
 
 
 @pytest.mark.parametrize(

@@ -73,3 +73,21 @@ async def test_a_quiet_stream_comments_and_is_not_taken_for_a_slow_reader() -> N
     assert await run(silent(), reader, 0.1) == 1
     assert reader.sent[0]["type"] == "http.response.start"
     assert [message["body"] for message in reader.sent[1:3]] == [COMMENT, COMMENT]
+
+
+async def test_an_idle_stream_sends_the_comment_that_is_made_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.gateway.http.sse.QUIET_S", 0.01)
+    reader = Reader(1 << 30)
+    made = 0
+
+    async def make() -> bytes:
+        nonlocal made
+        made += 1
+        if made == 3:
+            reader.gone.set()
+        return f": prompt {made}/3\n".encode()
+
+    stream = EventStream(silent(), lambda: None, {}, 60.0, make)
+    async with asyncio.timeout(PATIENCE_S):
+        await stream({"type": "http"}, reader.receive, reader.send)
+    assert [message["body"] for message in reader.sent[1:3]] == [b": prompt 1/3\n", b": prompt 2/3\n"]

@@ -20,7 +20,7 @@ from swarm.client.text.vocabulary import (
     longest_token_bytes,
 )
 from swarm.demo import model_path
-from swarm.errors import InvalidRequest
+from swarm.errors import InvalidRequest, PromptTooLong
 from tests.integration.fake_broker import tiny_tokenizer
 
 VILLAGE = (model_path() / "tokenizer.json").read_bytes()
@@ -86,9 +86,9 @@ def test_what_cannot_fit_is_refused_before_it_is_tokenized(monkeypatch: pytest.M
     one = vocabulary(village())
     assert one.token_bytes == 13
     monkeypatch.setattr("swarm.client.text.vocabulary._encode", None)
-    with pytest.raises(InvalidRequest, match="at least 78 tokens; at most 77 fit") as told:
+    with pytest.raises(PromptTooLong, match="at least 78 tokens; at most 77 fit") as told:
         one.encode("x" * (77 * 13 + 1), most=77)
-    assert told.value.code == "context"
+    assert (told.value.code, told.value.least_tokens) == ("context", 78)
 
 
 def test_without_a_proof_the_tokens_of_pieces_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,8 +97,9 @@ def test_without_a_proof_the_tokens_of_pieces_are_counted(monkeypatch: pytest.Mo
     assert one.token_bytes is None
     seen: list[int] = []
     monkeypatch.setattr("swarm.client.text.vocabulary._encode", lambda _, text: seen.append(len(text)) or [1] * 1000)
-    with pytest.raises(InvalidRequest, match="more than 3000 tokens"):
+    with pytest.raises(PromptTooLong, match="more than 3000 tokens") as told:
         one.encode("x" * (20 * PIECE_CHARS), most=3000)
+    assert told.value.least_tokens == 3001
     assert seen == [PIECE_CHARS] * 4
 
 

@@ -17,6 +17,8 @@ from tests.unit.gateway.apis.feeding import CALLED, COUNTS, CUT, STOPPED, Json, 
 TOY = served()
 READ = {"name": "Read", "description": "Reads.", "input_schema": {"type": "object"}, "cache_control": {"type": "x"}}
 USER = {"role": "user", "content": "Hi"}
+HALF = {"role": "assistant", "content": "It is"}
+FORM = {"type": "json_schema", "schema": {"type": "object"}}
 
 
 def body(**fields: Any) -> MessageBody:
@@ -72,6 +74,13 @@ def test_bookkeeping_is_accepted() -> None:
     assert ask == asked()
 
 
+def test_an_answer_continues_a_last_message_of_the_assistant() -> None:
+    assert asked(messages=[USER, HALF]).continues
+    assert not asked(messages=[USER, HALF, USER]).continues
+    count = CountBody.model_validate({"model": "toy", "messages": [USER, HALF]})
+    assert to_count_request(count, TOY).continues
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -88,7 +97,7 @@ def test_bookkeeping_is_accepted() -> None:
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0].tool_use_id"),
-        ({"messages": [USER, {"role": "assistant", "content": "It is"}]}, "messages"),
+        ({"messages": [USER, HALF], "output_config": {"format": FORM}}, "output_config.format"),
         ({"messages": []}, "messages"),
         ({"system": [{"type": "image"}]}, "system[0].type"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),

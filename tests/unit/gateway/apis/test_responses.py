@@ -159,6 +159,14 @@ def test_what_turns_out_to_be_wrong_later_has_the_clients_name(fields: Json, nam
     assert asked(**fields).client_name_of("temperature") == "temperature"
 
 
+def test_a_format_does_not_hold_for_a_call_that_must_come() -> None:
+    """The answer is the call."""
+    form = {"text": {"format": {"type": "json_object"}}}
+    for choice in ("required", {"type": "function", "name": "shell"}):
+        assert asked(tools=[SHELL], tool_choice=choice, **form) == asked(tools=[SHELL], tool_choice=choice)
+    assert asked(**form).params.grammar is not None
+
+
 def test_a_stream_may_go_on_without_its_reader() -> None:
     assert asked(stream=True, keep_s=5.0).keep_s == 5.0
     assert (asked().speculation, asked(speculation="suffix").speculation) == (None, "suffix")

@@ -9,12 +9,19 @@ from typing import Any
 
 import pytest
 
-from swarm.client.text.tokenizer import TextModel
+from swarm.client.text.tokenizer import ChatRendering, TextModel
+from swarm.errors import InvalidRequest
 from swarm.gateway.completion_request import Tool, ToolOptions
 from swarm.gateway.errors import ApiError
 from swarm.gateway.tool_calls.format import ArgumentsDelta, CallStarted
 from swarm.gateway.tool_calls.formats import detect_format
-from swarm.gateway.tool_calls.template_adapter import AdaptedChat, TemplateFeatures, adapt_conversation, probe_template
+from swarm.gateway.tool_calls.template_adapter import (
+    AdaptedChat,
+    TemplateFeatures,
+    adapt_conversation,
+    check_continued,
+    probe_template,
+)
 from swarm.params import Grammar
 from tests.integration.fake_broker import tokenizer_files
 
@@ -207,3 +214,33 @@ def test_our_own_system_text_says_how_to_call() -> None:
 def test_wrong_messages_are_named(message: dict[str, Any], why: str) -> None:
     with pytest.raises(ApiError, match=why):
         prepared("hermes", USER, message)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("half", ["It is", "It is ", "</s>\n{", "How is it in Rome?"])
+def test_an_answer_continues_the_last_message(name: str, half: str) -> None:
+    """The prompt ends inside it, whatever the template writes behind messages."""
+    text, last = model(name), {"role": "assistant", "content": half}
+    ready = prepared(name, USER, last, use=ToolOptions())
+    ids = text.encode_chat(ready.messages, ready.variables, how=ChatRendering(continues=True))
+    shown = text.decode_all(ids)
+    assert shown.endswith(half)
+    assert shown.count("How is it in Rome?") == 1 + (half == USER["content"])
+    assert text.render_chat(ready.messages, **ready.variables).startswith(shown.rstrip())
+
+
+def test_only_a_text_of_the_assistant_is_continued() -> None:
+    call = {"role": "assistant", "content": "I look.", "tool_calls": [called(1, "Rome")]}
+    for last in ([], [USER], [{"role": "assistant", "content": ""}], [call]):
+        with pytest.raises(ApiError) as caught:
+            check_continued(last)
+        assert caught.value.param == "messages"
+    check_continued([{"role": "assistant", "content": "It is"}])
+
+
+def test_a_template_that_hides_the_last_message_continues_none() -> None:
+    files = {**tokenizer_files(), "chat_template.jinja": b"{{ messages[0].content }}"}
+    text = TextModel.load(files)
+    assert text is not None
+    with pytest.raises(InvalidRequest, match="does not show the last message"):
+        text.encode_chat([USER, {"role": "assistant", "content": "It"}], how=ChatRendering(continues=True))

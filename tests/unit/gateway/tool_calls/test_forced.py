@@ -18,6 +18,7 @@ from swarm.client.text.tokenizer import TextModel
 from swarm.errors import InvalidRequest
 from swarm.gateway.completion.service import add_tool_grammar
 from swarm.gateway.completion_request import CompletionRequest, Tool, ToolOptions
+from swarm.gateway.tool_calls.deepseek import ALL_BEGIN, BEGIN, SEP
 from swarm.gateway.tool_calls.format import ArgumentsDelta, CallFinished, CallStarted, ParseResult, ToolCallFormat
 from swarm.gateway.tool_calls.formats import BUILT_IN, visible_marks
 from swarm.gateway.tool_calls.grammars import MAX_FORCED_CALLS
@@ -76,7 +77,8 @@ def text_model(family: str) -> TextModel:
     special = [mark for mark in BUILT_IN[family]({}).marks if mark.startswith(("<|", "[", "<｜"))]
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in ["<eos>", *special]])
     if family in ("hermes", "qwen3-coder"):  # as Qwen has it: tokens of their own, and no special ones
-        tokenizer.add_tokens([AddedToken(text, normalized=False) for text in ("<tool_call>", "</tool_call>")])
+        own = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+        tokenizer.add_tokens([AddedToken(text, normalized=False) for text in own])
     model = TextModel.load({"tokenizer.json": tokenizer.to_str().encode()})
     assert model is not None
     return model
@@ -100,12 +102,20 @@ def matcher(family: str, grammar: Grammar) -> LLMatcher:
 
 def drawn(family: str, use: ToolOptions, seed: int) -> str:
     """An answer of random allowed tokens, as a client sees it."""
+    return drawn_by(family, made(family).forced_call_grammar(use), seed)
+
+
+def drawn_by(family: str, grammar: Grammar, seed: int, begun: str = "") -> str:
+    """The same by any grammar, behind what the model has written."""
     model, _ = of(family)
     chance = random.Random(seed)
-    state = matcher(family, made(family).forced_call_grammar(use))
+    state = matcher(family, grammar)
     closers = {model.tokenizer.token_to_id(text) for text in CLOSERS}
     detokenizer = model.detokenizer(visible_marks(made(family), model.added))
     text = ""
+    for token in model.encode(begun, add_special_tokens=False) if begun else ():
+        assert state.consume_token(token)
+        text += detokenizer.push(token)
     for _ in range(3000):
         bits = np.frombuffer(state.compute_bitmask(), dtype=np.uint8)
         allowed = np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist()
@@ -220,10 +230,119 @@ def test_what_cant_be_forced_is_refused(use: ToolOptions, why: str) -> None:
         made("hermes").forced_call_grammar(use)
 
 
-def test_strict_forces_nothing_where_no_tool_must_be_called() -> None:
-    """As docs/how-to/tool-calls.md says."""
-    ask = CompletionRequest(SamplingParams(), messages=(), tools=ToolOptions((STRICT,)))
+# --- calls that need not come
+
+# the mark, then what stands before the arguments of STRICT
+HEADS = {
+    "deepseek": (ALL_BEGIN, f"{BEGIN}function{SEP}search_strict\n```json\n"),
+    "deepseek-v3.1": (ALL_BEGIN, f"{BEGIN}search_strict{SEP}"),
+    "granite": ("<|tool_call|>", '[{"name": "search_strict", "arguments": '),
+    "hermes": ("<tool_call>", '\n{"name": "search_strict", "arguments": '),
+    "llama3": ("", '{"name": "search_strict", "parameters": '),
+    "mistral": ("[TOOL_CALLS]", '[{"name": "search_strict", "arguments": '),
+    "mistral-args": ("[TOOL_CALLS]", "search_strict[ARGS]"),
+    "phi": ("<|tool_call|>", '[{"name": "search_strict", "arguments": '),
+    "plain": ("<tool_call>", '\n{"name": "search_strict", "arguments": '),
+    "qwen3-coder": ("<tool_call>", "\n<function=search_strict>\n"),
+}
+OFFERED = ToolOptions((STRICT, SEARCH, BY_RULE))
+
+
+def optional(family: str, use: ToolOptions = OFFERED) -> Grammar:
+    grammar = made(family).optional_call_grammar(use)  # type: ignore[attr-defined]
+    assert isinstance(grammar, Grammar)
+    return grammar
+
+
+def is_taken(family: str, text: str) -> bool:
+    state = matcher(family, optional(family))
+    return bool(state.consume_tokens(list(of(family)[0].encode(text, add_special_tokens=False))))
+
+
+def may_end(family: str, text: str) -> bool:
+    state = matcher(family, optional(family))
+    assert state.consume_tokens(list(of(family)[0].encode(text, add_special_tokens=False)))
+    return bool(state.is_accepting())
+
+
+@pytest.mark.parametrize("family", sorted(BUILT_IN))
+def test_a_strict_tool_that_the_model_calls_has_arguments_by_its_schema(family: str) -> None:
+    """Behind any text, where the model begins a call by its own choice."""
+    mark, head = HEADS[family]
+    before = "Let me see.\n" if mark else ""
+    for seed in range(4):
+        text = drawn_by(family, optional(family), seed, before + mark + head)
+        reader = BUILT_IN[family]({}).parser(OFFERED)
+        arguments = "".join(
+            part.text for part in [*reader.push(text), *reader.finish()] if isinstance(part, ArgumentsDelta)
+        )
+        value, _ = json.JSONDecoder().raw_decode(arguments)
+        jsonschema_rs.validate(dict(STRICT.parameters), value)
+    assert not is_taken(family, before + mark + head + '{"b')
+    if mark:  # without one, only an offered tool's name makes a call
+        assert not is_taken(family, before + mark + head.replace("search_strict", "unknown"))
+
+
+@pytest.mark.parametrize("family", sorted(BUILT_IN))
+def test_an_answer_without_a_call_is_any_text(family: str) -> None:
+    """It may end anywhere, but not inside a call."""
+    for text in ("", "Hello <b>!\n", '{"name": "Bob", "age": 5}', "[1] (see) [a](b)", "a < b, <tool", "\n\n"):
+        assert text == "" or may_end(family, text)
+    assert matcher(family, optional(family)).is_accepting()
+    assert not may_end(family, "".join(HEADS[family]))
+
+
+@pytest.mark.parametrize("family", sorted(BUILT_IN))
+def test_a_tool_that_is_not_strict_takes_any_arguments(family: str) -> None:
+    """In JSON; where parameters are written by name they are those of the tool."""
+    mark, head = HEADS[family]
+    loose = head.replace("search_strict", "search")
+    assert is_taken(family, mark + loose + ("<parameter=query>\n" if family == "qwen3-coder" else '{"other": [1'))
+
+
+@pytest.mark.parametrize("family", ["hermes", "qwen3-coder"])
+def test_a_model_thinks_before_it_answers_or_calls(family: str) -> None:
+    """Its marks are tokens, which text has none of."""
+    mark, head = HEADS[family]
+    thought = "<think>\nThe <b> weather?</think>\n\n"
+    assert may_end(family, thought + "It is sunny.")
+    assert is_taken(family, thought + mark + head)
+    assert not is_taken(family, thought + mark + head + '{"b')
+
+
+def test_llamas_other_forms_of_calls_are_no_way_around() -> None:
+    ways = ("[search_strict(", ' { "name" : "search_strict"', '{"parameters"', "Yes <function=", '{"type": "function"')
+    for text in ways:
+        assert not is_taken("llama3", text)
+    assert is_taken("llama3", '<|python_tag|>{"name": "search_strict", "parameters": {"a": 1')
+
+
+def test_a_mark_cannot_be_spelled_letter_by_letter_around_its_token() -> None:
+    model, _ = of("hermes")
+    state = matcher("hermes", optional("hermes"))
+    letters = [token for char in "<tool_call" for token in model.encode(char, add_special_tokens=False)]
+    assert state.consume_tokens(letters)
+    [last] = model.encode(">", add_special_tokens=False)
+    assert state.try_consume_tokens([last]) == 0
+
+
+def test_only_strict_tools_restrict_an_answer_that_may_call() -> None:
+    """As docs/how-to/tool-calls.md says. An error of the grammar names the tools."""
     model = SimpleNamespace(tool_format=made("hermes"))
-    assert add_tool_grammar(ask, model).params.grammar is None  # type: ignore[arg-type]
-    must = CompletionRequest(SamplingParams(), messages=(), tools=ToolOptions((STRICT,), "required"))
-    assert add_tool_grammar(must, model).params.grammar is not None  # type: ignore[arg-type]
+
+    def grammar_of(use: ToolOptions, given: Grammar | None = None) -> Grammar | None:
+        ask = CompletionRequest(SamplingParams(grammar=given), messages=(), tools=use)
+        if given is None and use.are_offered and STRICT in use.tools:
+            assert ask.client_name_of("grammar") == "tools"
+        return add_tool_grammar(ask, model).params.grammar  # type: ignore[arg-type]
+
+    assert grammar_of(ToolOptions((STRICT,))) == optional("hermes", ToolOptions((STRICT,)))
+    assert grammar_of(ToolOptions((SEARCH,))) is None
+    assert grammar_of(ToolOptions((STRICT,), "none")) is None
+    own = Grammar("regex", "a+")
+    assert grammar_of(ToolOptions((STRICT,)), own) == own
+    assert grammar_of(ToolOptions((STRICT,), "required")) == made("hermes").forced_call_grammar(
+        ToolOptions((STRICT,), "required")
+    )
+    model.tool_format = SimpleNamespace()  # of a package that knows of no such grammar
+    assert grammar_of(ToolOptions((STRICT,))) is None
