@@ -286,7 +286,7 @@ MUTANTS = (
         name="grammars-sent-to-drafts",
         breaks="Openings for the draft process contain grammars, and may exceed a frame.",
         target="swarm.broker.speculation.drafts:_entry",
-        old="params = structs.replace(sequence.request.submit.params, grammar=None, stop=(), logprobs=None)",
+        old="params = structs.replace(sequence.request.submit.params, grammar=None, thinking=None, stop=(), logprobs=None)",
         new="params = sequence.request.submit.params",
         caught_by="tests/unit/broker/speculation/test_drafts.py::test_openings_have_no_grammar_and_fit_into_a_frame",
     ),

@@ -23,8 +23,8 @@ MUTANTS = (
         name="thinking-forced-on-a-model-without-a-switch",
         breaks="A grammar makes a model think that would answer at once.",
         target="swarm.gateway.completion.service:begin_thinking",
-        old="if not served.switches.is_thinking(template_variables(request, served)):",
-        new="if False:",
+        old="if request.continues or not served.switches.is_thinking(template_variables(request, served)):",
+        new="if request.continues:",
         caught_by="tests/unit/gateway/reasoning/test_templates.py::test_where_thinking_is_off_or_unknown_a_grammar_applies_at_once",
     ),
 )

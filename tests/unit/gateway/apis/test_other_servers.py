@@ -121,8 +121,8 @@ def test_special_tokens_are_shown_where_a_request_asks_for_them(api: str) -> Non
     assert ResumeState.decode(memo.encode()) == memo
     text = TOY.text
     assert text is not None
-    assert set(_visible_tokens(TOY, ToolOptions(), show_special=True)) == text.silent
-    assert _visible_tokens(TOY, ToolOptions(), show_special=False) == ()
+    assert set(_visible_tokens(TOY, ToolOptions(), "none", show_special=True)) == text.silent
+    assert _visible_tokens(TOY, ToolOptions(), "none", show_special=False) == ()
 
 
 def test_an_answer_continues_the_last_message() -> None:

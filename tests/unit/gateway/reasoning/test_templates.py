@@ -256,3 +256,22 @@ def test_the_fields_are_found_by_trying_them() -> None:
     }
     assert {name for name in FAMILIES if features[name].reasoning == "thinking"} == {"gptoss"}
     assert [name for name in FAMILIES if not features[name].reasoning_beside_text] == ["gptoss"]
+
+
+@pytest.mark.parametrize("name", ["qwen3", "glm45", "deepseek31", "seedoss"])
+def test_an_answer_that_continues_a_message_does_not_begin_to_think(name: str) -> None:
+    """So its grammar applies at once."""
+    served = model(name)
+    messages = (USER, {"role": "assistant", "content": "It is"})
+    request = CompletionRequest(params=SamplingParams(grammar=JSON), messages=messages, continues=True)
+    request, ids, start = prepare_prompt(request, served, ChatRendering(continues=True))
+    assert served.text is not None
+    assert (request.params.thinking, start) == (None, "none")
+    assert served.text.decode_all(ids).endswith("It is")
+
+
+def test_a_grammar_of_calls_that_need_not_come_leaves_text_for_thinking() -> None:
+    tools = ToolOptions((Tool("search", parameters={"type": "object"}, strict=True),))
+    thinking, _, start = prepared("qwen3_instruct", tools=tools)
+    assert (thinking, start) == (None, "optional")
+    assert prepared("qwen3_instruct", grammar=JSON)[2] == "none"

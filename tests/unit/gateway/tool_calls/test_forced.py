@@ -248,6 +248,11 @@ HEADS = {
 OFFERED = ToolOptions((STRICT, SEARCH, BY_RULE))
 
 
+def test_every_format_but_one_can_restrict_calls_that_need_not_come() -> None:
+    """gpt-oss's answers are messages with marks of their own, which no rule describes yet."""
+    assert BUILT_IN.keys() - HEADS.keys() == {"harmony"}
+
+
 def optional(family: str, use: ToolOptions = OFFERED) -> Grammar:
     grammar = made(family).optional_call_grammar(use)  # type: ignore[attr-defined]
     assert isinstance(grammar, Grammar)
@@ -265,7 +270,7 @@ def may_end(family: str, text: str) -> bool:
     return bool(state.is_accepting())
 
 
-@pytest.mark.parametrize("family", sorted(BUILT_IN))
+@pytest.mark.parametrize("family", sorted(HEADS))
 def test_a_strict_tool_that_the_model_calls_has_arguments_by_its_schema(family: str) -> None:
     """Behind any text, where the model begins a call by its own choice."""
     mark, head = HEADS[family]
@@ -283,7 +288,7 @@ def test_a_strict_tool_that_the_model_calls_has_arguments_by_its_schema(family: 
         assert not is_taken(family, before + mark + head.replace("search_strict", "unknown"))
 
 
-@pytest.mark.parametrize("family", sorted(BUILT_IN))
+@pytest.mark.parametrize("family", sorted(HEADS))
 def test_an_answer_without_a_call_is_any_text(family: str) -> None:
     """It may end anywhere, but not inside a call."""
     for text in ("", "Hello <b>!\n", '{"name": "Bob", "age": 5}', "[1] (see) [a](b)", "a < b, <tool", "\n\n"):
@@ -292,7 +297,7 @@ def test_an_answer_without_a_call_is_any_text(family: str) -> None:
     assert not may_end(family, "".join(HEADS[family]))
 
 
-@pytest.mark.parametrize("family", sorted(BUILT_IN))
+@pytest.mark.parametrize("family", sorted(HEADS))
 def test_a_tool_that_is_not_strict_takes_any_arguments(family: str) -> None:
     """In JSON; where parameters are written by name they are those of the tool."""
     mark, head = HEADS[family]
