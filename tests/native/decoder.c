@@ -89,7 +89,7 @@ static void attend(const Decoder *decoder, const Layer *layer, Workspace *at, in
   swarm_kernels()->turn(decoder->kind, qkv, QKV, tokens, HEADS + KEY_HEADS, SIZE, SIZE,
                         (char *)decoder->cosines + table,
              (char *)decoder->sines + table, SIZE, decoder->kind);
-  const SwarmSpan span = {0, tokens, start, 0};
+  const SwarmSpan span = {0, tokens, start, 0, 0};
   const SwarmBatch batch = {qkv, qkv + HEADS * SIZE * bytes, qkv + (HEADS + KEY_HEADS) * SIZE * bytes, at->attended,
                             QKV, SIZE, QKV, SIZE, QKV, SIZE, HEADS};
   const SwarmHow how = {0.25f, 0.0f, 0, NULL};

@@ -218,7 +218,7 @@ static void attention_case(int kind, const Attended *how, const int64_t (*steps)
     int64_t num_spans = 0, tokens = 0;
     for (int64_t place = 0; place < 2; place++) {
       if (steps[step][place] == 0) continue;
-      spans[num_spans++] = (SwarmSpan){tokens, steps[step][place], at[place], place};
+      spans[num_spans++] = (SwarmSpan){tokens, steps[step][place], at[place], place, 0};
       tokens += steps[step][place];
       at[place] += steps[step][place];
     }

@@ -32,7 +32,7 @@ def test_bits_that_change_between_plans_are_noticed(monkeypatch: pytest.MonkeyPa
         restores.bits, restores.num_positions = bits, num_positions if bits else 0
 
     monkeypatch.setattr(RestoreState, "start_plan", start_plan)
-    assert "I16" in (run(10, spills=True).failure or "")
+    assert "I16" in (run(51, spills=True).failure or "")
 
 
 @schedules
