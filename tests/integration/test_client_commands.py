@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -273,6 +274,33 @@ def test_a_reader_that_has_gone_is_noticed_quietly(broker: FakeBroker, command: 
     finally:
         os.close(write_fd)
     assert (process.returncode, process.stderr) == (1, b"")
+
+
+class Terminal(io.StringIO):
+    """Somebody sits at it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_generate_at_a_terminal(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt comes before its answer, and figures come last; neither with --json, nor where one end is a file."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+    def run(*options: str, out: io.StringIO, err: io.StringIO) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        assert swarm("generate", "hello", *options) == 0
+        return out.getvalue(), err.getvalue()
+
+    out, err = run(out=Terminal(), err=Terminal())
+    assert out == "\x1b[2mhello\x1b[22mhello#0\n"
+    assert re.fullmatch(r"4 tokens, \d+\.\d tokens/s, first token after \d+\.\d\d s\n", err)
+    assert run(out=Terminal(), err=io.StringIO()) == ("hello#0\n", "")
+    assert run(out=io.StringIO(), err=Terminal()) == ("hello#0\n", "")
+    out, err = run("--json", out=Terminal(), err=Terminal())
+    assert (json.loads(out)["text"], err) == ("hello#0", "")
 
 
 # --- swarm chat -------------------------------------------------------------------------------------------------------
@@ -678,13 +706,6 @@ def test_standby_names_what_nobody_keeps() -> None:
     found = standby_report({"workers": [w0, w1, gone]})
     assert [row["name"] for row in read_rows(found["workers"])] == ["w0", "w1"]
     assert found["not_kept"] == [0, 1, 2, 5]
-
-
-class Terminal(io.StringIO):
-    """Somebody sits at it."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.mark.parametrize(
