@@ -140,7 +140,7 @@ class LogSettings(Section):
     profile_every: Annotated[int, Field(ge=0, le=1 << 30)] = Field(
         default=0,
         description="Steps between two profile lines (mean times and sizes since the last one) of the broker and of "
-        "each worker. 0: none; swarmctl stats shows the same on demand.",
+        "each worker. 0: none; swarmctl stats --all shows the same on demand.",
     )
 
 

@@ -162,8 +162,8 @@ def plan(  # noqa: PLR0917 (options are parameters)
     _run_query(context, own, lambda client: client.query("plan"), render.plan)
 
 
-@app.command(short_help="Show counters, sizes and times of the pipeline.", epilog="Example: swarmctl stats --watch 2")
-def stats(
+@app.command(short_help="Show load, speed and losses; --all: all figures.", epilog="Example: swarmctl stats --watch 2")
+def stats(  # noqa: PLR0917 (options are parameters)
     context: typer.Context,
     watch: Annotated[
         float | None,
@@ -183,21 +183,28 @@ def stats(
             help="Print in Prometheus' text format (docs/reference/metrics.md), for a textfile collector.",
         ),
     ] = False,
+    all: Annotated[
+        bool, typer.Option("--all", help="Show all figures, those of each stage too. --json always has all.")
+    ] = False,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show counters, sizes and times of the pipeline and its stages."""
+    """Show the swarm's load, speed and losses, or all counters, sizes and times of the pipeline and its stages."""
     from swarm.ctl.stats import print_metrics, render_stats, watch_stats
+    from swarm.ctl.stats_summary import render_summary
 
+    render = render_stats if all else render_summary
     outer: CommonOptions = context.obj
     if prometheus:
-        if watch is not None or as_json or outer.as_json:
-            raise typer.BadParameter("--prometheus prints once, in a form of its own: without --watch and --json")
+        if watch is not None or as_json or outer.as_json or all:
+            raise typer.BadParameter(
+                "--prometheus prints all, once, in a form of its own: without --watch, --json and --all"
+            )
         print_metrics(lambda: open_client(context, url or outer.url))
     elif watch is None:
-        _run_query(context, CommonOptions(url, as_json), lambda client: client.query("stats"), render_stats)
+        _run_query(context, CommonOptions(url, as_json), lambda client: client.query("stats"), render)
     else:
-        watch_stats(open_client(context, url or outer.url), watch, as_json=as_json or outer.as_json)
+        watch_stats(open_client(context, url or outer.url), watch, render=render, as_json=as_json or outer.as_json)
 
 
 @app.command(short_help="Show where each token's time went.", epilog="Example: swarmctl trace, or swarmctl trace 3f2a")

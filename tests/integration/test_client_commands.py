@@ -22,7 +22,7 @@ from swarm.admin.orders import standby_report
 from swarm.admin.report_rows import read_rows
 from swarm.cli.main import run as run_swarm
 from swarm.ctl.main import run as swarmctl
-from swarm.ctl.stats import describe_rates, watch_stats
+from swarm.ctl.stats import describe_rates, render_stats, watch_stats
 from swarm.params import Grammar
 from swarm.wire.messages import (
     Cancel,
@@ -487,7 +487,7 @@ EXPECTED = {
 def test_reports_for_people_and_programs(broker: FakeBroker, capsys: pytest.CaptureFixture[str], what: str) -> None:
     """Everything in the report is shown, unknown keys too; --json prints it as it came, wherever it stands."""
     broker.reports[what] = Report(what=what, ok=True, body=REPORTS[what])
-    assert swarmctl([what]) == 0
+    assert swarmctl([what, *(["--all"] if what == "stats" else [])]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     for text in EXPECTED[what]:
         assert text in shown
@@ -504,8 +504,10 @@ def test_empty_and_strange_reports(broker: FakeBroker, capsys: pytest.CaptureFix
         assert words in capsys.readouterr().out
     for what, body in REPORTS.items():
         broker.reports[what] = Report(what=what, ok=True, body=dict.fromkeys(body, 5) | {"new": [{"a": 1}]})
-        assert swarmctl([what]) == 0
+        assert swarmctl([what, *(["--all"] if what == "stats" else [])]) == 0
         assert "new" in capsys.readouterr().out
+    assert swarmctl(["stats"]) == 0
+    assert capsys.readouterr().out.strip() == "swarmctl stats --all shows all figures"
 
 
 TRACE = {
@@ -573,13 +575,13 @@ def test_stats_again_and_again(broker: FakeBroker, capsys: pytest.CaptureFixture
         if len(pauses) == 2:
             raise KeyboardInterrupt
 
-    watch_stats(Client(broker.url), 1.5, as_json=False, pause=pause)
+    watch_stats(Client(broker.url), 1.5, render=render_stats, as_json=False, pause=pause)
     shown = capsys.readouterr().out
     assert pauses == [1.5, 1.5]
     assert shown.count("pipeline, sizes") == 2
     assert "since the last refresh: 0.0 steps/s, 0.0 positions/s, 0.0 tokens/s" in " ".join(shown.split())
     pauses.clear()
-    watch_stats(Client(broker.url), 1.5, as_json=True, pause=pause)
+    watch_stats(Client(broker.url), 1.5, render=render_stats, as_json=True, pause=pause)
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [REPORTS["stats"]] * 2
 
 
