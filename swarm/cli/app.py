@@ -77,7 +77,13 @@ app.command(short_help="Measure any OpenAI-compatible server under load.", epilo
 app.command(short_help="Find swarms on the local network.", epilog="Example: swarm discover")(discover)
 app.command(short_help="Check whether this machine is fit.", epilog="Example: swarm doctor --model DIR")(doctor)
 app.command(short_help="Simulate swarms and faults.", epilog="Example: swarm sim --schedules 1000")(sim)
-config_app.command("show", epilog="Example: swarm config show --changed")(show)
+config_app.command(
+    "show",
+    short_help="Show each setting's value, and where it comes from.",
+    epilog="Example: swarm config show --changed",
+)(show)
 app.add_typer(config_app, name="config")
-app.add_typer(systemd.app, name="systemd")
-app.command("completion", epilog="Example: swarm completion bash")(completion.make_command("swarm"))
+app.add_typer(systemd.app, name="systemd", short_help="Run Swarm by systemd.")
+app.command(
+    "completion", short_help="Print the script that completes command lines.", epilog="Example: swarm completion bash"
+)(completion.make_command("swarm"))

@@ -238,7 +238,11 @@ def gateway(
         _exit_with(run(settings, resolve_client(settings, join), unit, LocalSwarm(logs, demo)))
 
 
-@config_app.command("check", epilog="Example: swarm config check config/swarm.toml")
+@config_app.command(
+    "check",
+    short_help="Check the settings of file and environment.",
+    epilog="Example: swarm config check config/swarm.toml",
+)
 def check(
     context: typer.Context,
     file: Annotated[

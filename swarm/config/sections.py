@@ -91,6 +91,21 @@ class GatewaySettings(Section):
         "names the field, since it may be meant to change the answer. ignore: nothing. Known fields that cannot be "
         "honoured are refused in any case.",
     )
+    default_max_tokens: int | None = Field(
+        default=None,
+        examples=[1024],
+        ge=1,
+        le=1_000_000,
+        description="Most tokens of an answer to a request that gives no length. Unset: what the context leaves, and "
+        "16 for /v1/completions, as the API documents. Requests that are passed on keep the other server's default.",
+    )
+    default_temperature: float = Field(
+        default=1.0,
+        ge=0,
+        le=100,
+        description="Temperature of a request that gives none. 1 is what the APIs document. Requests that are passed "
+        "on keep the other server's default.",
+    )
     traces: str | None = Field(
         default=None,
         examples=["http://127.0.0.1:4318"],
@@ -140,7 +155,7 @@ class LogSettings(Section):
     profile_every: Annotated[int, Field(ge=0, le=1 << 30)] = Field(
         default=0,
         description="Steps between two profile lines (mean times and sizes since the last one) of the broker and of "
-        "each worker. 0: none; swarmctl stats shows the same on demand.",
+        "each worker. 0: none; swarmctl stats --all shows the same on demand.",
     )
 
 

@@ -80,7 +80,9 @@ _add_report_command("status", "Show whether the swarm serves, and what it waits 
 _add_report_command("nodes", "List the workers, their layers and their health.")
 
 
-@app.command(epilog="Example: swarmctl plan --dry-run --without w1")
+@app.command(
+    short_help="Show which worker holds which layers, and why.", epilog="Example: swarmctl plan --dry-run --without w1"
+)
 def plan(  # noqa: PLR0917 (options are parameters)
     context: typer.Context,
     dry_run: Annotated[
@@ -160,8 +162,8 @@ def plan(  # noqa: PLR0917 (options are parameters)
     _run_query(context, own, lambda client: client.query("plan"), render.plan)
 
 
-@app.command(epilog="Example: swarmctl stats --watch 2")
-def stats(
+@app.command(short_help="Show load, speed and losses; --all: all figures.", epilog="Example: swarmctl stats --watch 2")
+def stats(  # noqa: PLR0917 (options are parameters)
     context: typer.Context,
     watch: Annotated[
         float | None,
@@ -181,24 +183,31 @@ def stats(
             help="Print in Prometheus' text format (docs/reference/metrics.md), for a textfile collector.",
         ),
     ] = False,
+    all: Annotated[
+        bool, typer.Option("--all", help="Show all figures, those of each stage too. --json always has all.")
+    ] = False,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show counters, sizes and times of the pipeline and its stages."""
+    """Show the swarm's load, speed and losses, or all counters, sizes and times of the pipeline and its stages."""
     from swarm.ctl.stats import print_metrics, render_stats, watch_stats
+    from swarm.ctl.stats_summary import render_summary
 
+    render = render_stats if all else render_summary
     outer: CommonOptions = context.obj
     if prometheus:
-        if watch is not None or as_json or outer.as_json:
-            raise typer.BadParameter("--prometheus prints once, in a form of its own: without --watch and --json")
+        if watch is not None or as_json or outer.as_json or all:
+            raise typer.BadParameter(
+                "--prometheus prints all, once, in a form of its own: without --watch, --json and --all"
+            )
         print_metrics(lambda: open_client(context, url or outer.url))
     elif watch is None:
-        _run_query(context, CommonOptions(url, as_json), lambda client: client.query("stats"), render_stats)
+        _run_query(context, CommonOptions(url, as_json), lambda client: client.query("stats"), render)
     else:
-        watch_stats(open_client(context, url or outer.url), watch, as_json=as_json or outer.as_json)
+        watch_stats(open_client(context, url or outer.url), watch, render=render, as_json=as_json or outer.as_json)
 
 
-@app.command(epilog="Example: swarmctl trace, or swarmctl trace 3f2a")
+@app.command(short_help="Show where each token's time went.", epilog="Example: swarmctl trace, or swarmctl trace 3f2a")
 def trace(
     context: typer.Context,
     request: Annotated[
@@ -223,7 +232,7 @@ def trace(
     )
 
 
-@app.command(epilog="Example: swarmctl requests --all")
+@app.command(short_help="List active requests, and those that ended last.", epilog="Example: swarmctl requests --all")
 def requests(
     context: typer.Context,
     all: Annotated[
@@ -264,10 +273,12 @@ def cancel(
 
 
 _add_report_command(
-    "recoveries", "List recoveries: what was lost, how sequences continued, and measured and predicted durations."
+    "recoveries", "List recoveries: what was lost, and what continued. Durations are measured and predicted."
 )
-app.command(epilog="Example: swarmctl events --follow")(events)
-app.command(epilog="Example: swarmctl top --every 2")(top)
+app.command(
+    short_help="Show events: workers, recoveries, plans, problems.", epilog="Example: swarmctl events --follow"
+)(events)
+app.command(short_help="Show the swarm live, on the whole terminal.", epilog="Example: swarmctl top --every 2")(top)
 app.command(short_help="Check the swarm: list problems with remedies.", epilog="Example: swarmctl doctor")(doctor)
 
 
@@ -332,7 +343,7 @@ _add_placement_command(
 _add_placement_command("uncordon", "Allow a worker to get layers again.")
 
 
-@app.command(epilog="Example: swarmctl drain w1")
+@app.command(short_help="Move a worker's layers to others.", epilog="Example: swarmctl drain w1")
 def drain(
     context: typer.Context,
     worker: WorkerArgument,
@@ -350,7 +361,7 @@ def drain(
     _run_query(context, CommonOptions(url, as_json), lambda client: client.steer(steer), render.fields)
 
 
-@app.command(epilog="Example: swarmctl rebalance")
+@app.command(short_help="Switch to the best plan now.", epilog="Example: swarmctl rebalance")
 def rebalance(
     context: typer.Context,
     force: Annotated[bool, typer.Option("--force", help="Even if the best plan is not faster than this one.")] = False,
@@ -365,7 +376,7 @@ def rebalance(
     _run_query(context, CommonOptions(url, as_json), lambda client: client.steer(steer), render.plan)
 
 
-@app.command(epilog="Example: swarmctl standby --json")
+@app.command(short_help="Show which workers keep which layers warm.", epilog="Example: swarmctl standby --json")
 def standby(context: typer.Context, url: UrlOption = None, as_json: JsonOption = False) -> None:
     """Show which workers keep which layers warm as standbys, and which layers have no standby."""
     from swarm.admin.orders import standby_report
@@ -391,9 +402,17 @@ def _run_query(
         make_console().print(show(body))
 
 
-app.command(epilog="Example: swarmctl version --gateway http://127.0.0.1:8000")(version)
-app.command(epilog="Example: swarmctl upgrade --rolling")(upgrade)
-app.command(epilog="Example: swarmctl invite --role worker --for 1h")(invite)
-app.add_typer(keys_app, name="keys")
+app.command(
+    short_help="Show the build of every process.", epilog="Example: swarmctl version --gateway http://127.0.0.1:8000"
+)(version)
+app.command(short_help="Restart workers with the installed version.", epilog="Example: swarmctl upgrade --rolling")(
+    upgrade
+)
+app.command(short_help="Let another machine join.", epilog="Example: swarmctl invite --role worker --for 1h")(invite)
+app.add_typer(keys_app, name="keys", short_help="API keys, and keys of machines.")
 app.add_typer(config_app, name="config")
-app.command("completion", epilog="Example: swarmctl completion bash")(completion.make_command("swarmctl"))
+app.command(
+    "completion",
+    short_help="Print the script that completes command lines.",
+    epilog="Example: swarmctl completion bash",
+)(completion.make_command("swarmctl"))

@@ -86,7 +86,9 @@ def add(
     _show_new(key, shown, as_json)
 
 
-@keys_app.command("list", epilog="Example: swarmctl keys list --machine")
+@keys_app.command(
+    "list", short_help="List keys; secrets are not stored.", epilog="Example: swarmctl keys list --machine"
+)
 def list_(  # noqa: PLR0917 (options are parameters)
     context: typer.Context,
     api: ApiOption = False,
@@ -181,7 +183,9 @@ def _kind_of(name: str, ring: KeySet, client: Client) -> tuple[str, str]:
     return ("api" if is_api else "machine"), problem
 
 
-@keys_app.command("show", epilog="Example: swarmctl keys show")
+@keys_app.command(
+    "show", short_help="Show the broker's public key, and the swarms joined.", epilog="Example: swarmctl keys show"
+)
 def show(
     context: typer.Context,
     url: UrlOption = None,

@@ -19,6 +19,7 @@ from rich.text import Text
 from swarm.cli.output import make_console, print_json_line
 from swarm.client.blocking import Client
 from swarm.ctl.render import Body, counters, fields
+from swarm.ctl.stats_summary import quantile
 from swarm.errors import ConfigError, RequestTimeout, Unavailable
 from swarm.version import install_command
 from swarm.wire.messages import Json
@@ -29,16 +30,29 @@ _PARTS = ("average", "last", "most", "total")
 _RATES = (("steps", "steps"), ("positions", "positions"), ("tokens", "tokens"))
 
 
-def watch_stats(client: Client, every_s: float, *, as_json: bool, pause: Callable[[float], None] = time.sleep) -> None:
+def watch_stats(
+    client: Client,
+    every_s: float,
+    *,
+    render: Callable[[Body], RenderableType],
+    as_json: bool,
+    pause: Callable[[float], None] = time.sleep,
+) -> None:
     """Display the report repeatedly, until an interrupt, which is the normal way to end it. Closes the client."""
     try:
         with client:
-            _watch(client, every_s, as_json, pause)
+            _watch(client, every_s, render, as_json, pause)
     except KeyboardInterrupt:
         return
 
 
-def _watch(client: Client, every_s: float, as_json: bool, pause: Callable[[float], None]) -> None:
+def _watch(
+    client: Client,
+    every_s: float,
+    render: Callable[[Body], RenderableType],
+    as_json: bool,
+    pause: Callable[[float], None],
+) -> None:
     before: Json = {}
     asked_at = time.monotonic()
     screen = make_console()
@@ -49,7 +63,7 @@ def _watch(client: Client, every_s: float, as_json: bool, pause: Callable[[float
             print_json_line(body)
         else:
             screen.clear()  # No effect if it isn't a terminal.
-            screen.print(Group(Text(_describe_refresh(before, body, now - asked_at)), render_stats(body)))
+            screen.print(Group(Text(_describe_refresh(before, body, now - asked_at)), render(body)))
         before, asked_at = body, now
         pause(every_s)
 
@@ -127,19 +141,14 @@ def _render_histograms(histograms: Mapping[str, object]) -> RenderableType:
         ):
             continue
         num = sum(counts)
-        below = [_quantile_bound(counts, bounds, part) for part in (0.5, 0.95, 0.99)]
+        below = [_format_quantile(counts, bounds, part) for part in (0.5, 0.95, 0.99)]
         table.add_row(*map(Text, (name.replace("_", " "), str(num), f"{total / num:.4g}", *below)))
     return table
 
 
-def _quantile_bound(counts: list[int], bounds: list[float], part: float) -> str:
-    """Return the upper end of the bucket that contains this quantile."""
-    seen = 0
-    for count, bound in zip(counts, bounds, strict=False):
-        seen += count
-        if seen >= part * sum(counts):
-            return f"{bound:g}"
-    return f"(above {bounds[-1]:g})"
+def _format_quantile(counts: list[int], bounds: list[float], part: float) -> str:
+    bound = quantile(counts, bounds, part)
+    return f"(above {bounds[-1]:g})" if bound is None else f"{bound:g}"
 
 
 def describe_rates(before: Body, now: Body, seconds: float) -> str:

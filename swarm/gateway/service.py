@@ -20,6 +20,7 @@ from swarm.auth.access import BrokerCredentials
 from swarm.client.client import AsyncClient
 from swarm.config.display import settings_report
 from swarm.errors import ConfigError
+from swarm.gateway.completion.served_model import RequestDefaults
 from swarm.gateway.completion.service import CompletionService
 from swarm.gateway.console.local_swarm import NO_LOCAL_SWARM, LocalSwarm
 from swarm.gateway.middleware.connection import BACKLOG, KEEP_ALIVE_S, MAX_HEAD_BYTES, bounded_protocol
@@ -104,6 +105,7 @@ async def _main(
         own.aliases,
         parse_special=own.parse_special_tokens,
         ignore_unknown_fields=own.unknown_fields == "ignore",
+        defaults=RequestDefaults(own.default_max_tokens, own.default_temperature),
     )
     gateway_app = GatewayApp(
         settings,

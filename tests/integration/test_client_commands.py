@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from swarm.admin.orders import standby_report
 from swarm.admin.report_rows import read_rows
 from swarm.cli.main import run as run_swarm
 from swarm.ctl.main import run as swarmctl
-from swarm.ctl.stats import describe_rates, watch_stats
+from swarm.ctl.stats import describe_rates, render_stats, watch_stats
 from swarm.params import Grammar
 from swarm.wire.messages import (
     Cancel,
@@ -275,6 +276,33 @@ def test_a_reader_that_has_gone_is_noticed_quietly(broker: FakeBroker, command: 
     assert (process.returncode, process.stderr) == (1, b"")
 
 
+class Terminal(io.StringIO):
+    """Somebody sits at it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_generate_at_a_terminal(broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt comes before its answer, and figures come last; neither with --json, nor where one end is a file."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+    def run(*options: str, out: io.StringIO, err: io.StringIO) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        assert swarm("generate", "hello", *options) == 0
+        return out.getvalue(), err.getvalue()
+
+    out, err = run(out=Terminal(), err=Terminal())
+    assert out == "\x1b[2mhello\x1b[22mhello#0\n"
+    assert re.fullmatch(r"4 tokens, \d+\.\d tokens/s, first token after \d+\.\d\d s\n", err)
+    assert run(out=Terminal(), err=io.StringIO()) == ("hello#0\n", "")
+    assert run(out=io.StringIO(), err=Terminal()) == ("hello#0\n", "")
+    out, err = run("--json", out=Terminal(), err=Terminal())
+    assert (json.loads(out)["text"], err) == ("hello#0", "")
+
+
 # --- swarm chat -------------------------------------------------------------------------------------------------------
 
 
@@ -459,7 +487,7 @@ EXPECTED = {
 def test_reports_for_people_and_programs(broker: FakeBroker, capsys: pytest.CaptureFixture[str], what: str) -> None:
     """Everything in the report is shown, unknown keys too; --json prints it as it came, wherever it stands."""
     broker.reports[what] = Report(what=what, ok=True, body=REPORTS[what])
-    assert swarmctl([what]) == 0
+    assert swarmctl([what, *(["--all"] if what == "stats" else [])]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     for text in EXPECTED[what]:
         assert text in shown
@@ -476,8 +504,10 @@ def test_empty_and_strange_reports(broker: FakeBroker, capsys: pytest.CaptureFix
         assert words in capsys.readouterr().out
     for what, body in REPORTS.items():
         broker.reports[what] = Report(what=what, ok=True, body=dict.fromkeys(body, 5) | {"new": [{"a": 1}]})
-        assert swarmctl([what]) == 0
+        assert swarmctl([what, *(["--all"] if what == "stats" else [])]) == 0
         assert "new" in capsys.readouterr().out
+    assert swarmctl(["stats"]) == 0
+    assert capsys.readouterr().out.strip() == "swarmctl stats --all shows all figures"
 
 
 TRACE = {
@@ -545,13 +575,13 @@ def test_stats_again_and_again(broker: FakeBroker, capsys: pytest.CaptureFixture
         if len(pauses) == 2:
             raise KeyboardInterrupt
 
-    watch_stats(Client(broker.url), 1.5, as_json=False, pause=pause)
+    watch_stats(Client(broker.url), 1.5, render=render_stats, as_json=False, pause=pause)
     shown = capsys.readouterr().out
     assert pauses == [1.5, 1.5]
     assert shown.count("pipeline, sizes") == 2
     assert "since the last refresh: 0.0 steps/s, 0.0 positions/s, 0.0 tokens/s" in " ".join(shown.split())
     pauses.clear()
-    watch_stats(Client(broker.url), 1.5, as_json=True, pause=pause)
+    watch_stats(Client(broker.url), 1.5, render=render_stats, as_json=True, pause=pause)
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [REPORTS["stats"]] * 2
 
 
@@ -678,13 +708,6 @@ def test_standby_names_what_nobody_keeps() -> None:
     found = standby_report({"workers": [w0, w1, gone]})
     assert [row["name"] for row in read_rows(found["workers"])] == ["w0", "w1"]
     assert found["not_kept"] == [0, 1, 2, 5]
-
-
-class Terminal(io.StringIO):
-    """Somebody sits at it."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.mark.parametrize(

@@ -164,10 +164,11 @@ def supervise(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Superv
 
 def test_what_dies_is_started_again(supervise: Supervise) -> None:
     """A crashed worker and a killed broker come back as new processes; the crash is shown with the log's last lines:
-    what it said to people whole, since what to do stands at its end."""
+    events as text, and what it said to people whole, since what to do stands at its end."""
     swarm = supervise(1)
     first = swarm.next_children(2)
-    event = f'{{"event": "it_began", "why": "{"because of this and that " * 9}"}}'
+    event = f'{{"event": "it_began", "level": "info", "why": "{"because of this and that " * 9}"}}'
+    event_text = f"info it_began why={'because of this and that ' * 9}"
     refused = f"swarm: the journal can't be written ({'because of this and that ' * 9}): make room"
     for said in (event, "Traceback: something broke", refused):
         first["w0"].says(said)
@@ -175,7 +176,7 @@ def test_what_dies_is_started_again(supervise: Supervise) -> None:
     second = swarm.next_child()
     assert (second.name, second.pid != first["w0"].pid) == ("w0", True)
     assert swarm.next_line() == "w0 ended with code 3; restarting it in 0.05 s"
-    assert swarm.next_line() == f"  w0 | {event[:159]}…"
+    assert swarm.next_line() == f"  w0 | {event_text[:159]}…"
     assert swarm.next_line() == "  w0 | Traceback: something broke"
     assert swarm.next_line() == f"  w0 | {refused}"
     os.kill(first["broker"].pid, signal.SIGKILL)

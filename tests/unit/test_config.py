@@ -278,6 +278,7 @@ def test_the_file_shows_the_true_defaults() -> None:
     assert shown["worker"].pop("memory_limit")
     assert shown["gateway"].pop("keys_file")
     assert shown["gateway"].pop("traces")
+    assert shown["gateway"].pop("default_max_tokens")
     assert config.Settings(**shown) == config.Settings()
 
 

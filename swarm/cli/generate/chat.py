@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,7 +30,15 @@ if TYPE_CHECKING:
     from swarm.client.blocking import Client
     from swarm.client.request import RequestOptions
 
-_HELP = "/reset clears the conversation, /quit (or Ctrl-D) leaves, Ctrl-C stops an answer"
+_HINT = "/help lists the commands, /quit (or Ctrl-D) leaves, Ctrl-C stops an answer"
+_COMMANDS = {
+    "/system TEXT": "replaces the system message; without TEXT, removes it",
+    "/retry": "sends the last message again, in place of its answer",
+    "/reset": "clears the conversation",
+    "/save FILE": "writes the conversation to a new file, as a JSON list of messages",
+    "/help": "lists the commands",
+    "/quit": "leaves",
+}
 
 
 def chat(
@@ -50,8 +60,9 @@ def chat(
 ) -> None:
     """Talk with the model.
 
-    /reset clears the conversation, /quit or Ctrl-D leaves, Ctrl-C stops the current answer. Without a terminal, each
-    line of stdin is a message. With --json, each answer is one line, an object as swarm generate prints it.
+    /help lists the commands (/system, /retry, /reset, /save, /quit). Ctrl-D leaves, Ctrl-C stops the current answer.
+    Without a terminal, each line of stdin is a message or a command. With --json, each answer is one line, an object as
+    swarm generate prints it.
     """
     options: RequestOptions = {
         "max_tokens": max_tokens,
@@ -69,7 +80,7 @@ def chat(
 
 @dataclass
 class ChatSession:
-    """A chat session: sends each line as a message and keeps the conversation's turns."""
+    """A chat session: sends each line as a message, runs commands, and keeps the conversation's turns."""
 
     client: Client
     options: RequestOptions
@@ -77,22 +88,65 @@ class ChatSession:
     at_terminal: bool
     as_json: bool = False
     turns: list[dict[str, str]] = field(default_factory=list)  # messages of both sides, oldest first
+    unanswered: str | None = None  # last message, if its request failed; for /retry
 
     def run(self) -> None:
         if self.at_terminal:
             with contextlib.suppress(ImportError):  # gives input() line editing; not available everywhere
                 import readline  # noqa: F401
-            print(_HELP, file=sys.stderr)
-        while (line := self._read_line()) is not None:
-            if line == "/quit":
-                return
-            if line == "/reset":
-                self.turns.clear()
-                print("(conversation cleared)", file=sys.stderr)
-            elif line.startswith("/"):
-                print(_HELP, file=sys.stderr)
+            print(_HINT, file=sys.stderr)
+        while (line := self._read_line()) is not None and line != "/quit":
+            if line.startswith("/"):
+                self._run_command(*line.split(maxsplit=1))
             elif line:
                 self._send_turn(line)
+
+    def _run_command(self, name: str, argument: str = "") -> None:
+        match name:
+            case "/system":
+                self.system = argument or None
+                print("(system message replaced)" if argument else "(no system message)", file=sys.stderr)
+            case "/retry":
+                self._retry()
+            case "/reset":
+                self.turns.clear()
+                self.unanswered = None
+                print("(conversation cleared)", file=sys.stderr)
+            case "/save":
+                self._save(argument)
+            case "/help":
+                for usage, effect in _COMMANDS.items():
+                    print(f"{usage:<14}{effect}", file=sys.stderr)
+            case _:
+                print(f"unknown command {name}; /help lists them", file=sys.stderr)
+
+    def _retry(self) -> None:
+        line = self.unanswered
+        if line is None:
+            if not self.turns:
+                print("(no message to send again)", file=sys.stderr)
+                return
+            if self.options["temperature"] == 0 or self.options["seed"] is not None:
+                print("(the same answer: --temperature is 0, or there is a --seed)", file=sys.stderr)
+            line = self.turns[-2]["content"]
+            del self.turns[-2:]
+        self._send_turn(line)
+
+    def _save(self, name: str) -> None:
+        if not name:
+            print("/save needs the name of a file", file=sys.stderr)
+            return
+        try:
+            with Path(name).expanduser().open("x", encoding="utf-8") as file:
+                file.write(json.dumps(self._messages(), indent=2, ensure_ascii=False) + "\n")
+        except (OSError, RuntimeError) as error:  # RuntimeError: there is no home directory of that name
+            reason = error.strerror if isinstance(error, OSError) else error
+            print(f"can't write {name}: {reason}", file=sys.stderr)
+        else:
+            print(f"(saved to {name})", file=sys.stderr)
+
+    def _messages(self) -> list[dict[str, str]]:
+        return [*([{"role": "system", "content": self.system}] if self.system else []), *self.turns]
 
     def _read_line(self) -> str | None:
         """Return the next line; None at the end."""
@@ -106,16 +160,18 @@ class ChatSession:
             except KeyboardInterrupt:
                 if not self.at_terminal:
                     raise
-                print(f"\n({_HELP})", file=sys.stderr)
+                print(f"\n({_HINT})", file=sys.stderr)
 
     def _send_turn(self, line: str) -> None:
         from swarm.errors import ClientError
 
+        self.unanswered = None
         self.turns.append({"role": "user", "content": line})
         try:
             answer = self._answer_within_context()
         except ClientError as error:
-            self.turns.pop()  # the user may send it again
+            self.turns.pop()
+            self.unanswered = line
             if not self.at_terminal:
                 raise
             print(f"swarm: {error}", file=sys.stderr)
@@ -137,8 +193,7 @@ class ChatSession:
 
     def _answer(self) -> str:
         """Stream an answer. Ctrl-C stops it; the text so far is kept as the answer."""
-        messages = [{"role": "system", "content": self.system}] if self.system else []
-        stream = self.client.stream_chat([*messages, *self.turns], **self.options)
+        stream = self.client.stream_chat(self._messages(), **self.options)
         pieces: list[str] = []
         try:
             for piece in stream:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swarm.cli.generate.terminal import dim_prompt, format_figures, is_terminal, replace_controls
 from swarm.cli.options import JoinOption, UrlOption, open_client
 
 if TYPE_CHECKING:
@@ -18,10 +19,6 @@ if TYPE_CHECKING:
     from swarm.params import Grammar
     from swarm.wire.messages import Timing
 
-
-# A model may generate control characters that move a terminal's cursor or set its title: they are shown as symbols.
-_CONTROL_PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
-_CONTROL_PICTURES |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)
 
 MaxTokensOption = Annotated[int, typer.Option("--max-tokens", help="Maximum number of tokens to generate.")]
 TemperatureOption = Annotated[float, typer.Option("--temperature", help="0 always takes the most likely token.")]
@@ -121,7 +118,8 @@ def generate(
 ) -> None:
     """Generate text from a prompt.
 
-    The answer is streamed to stdout, everything else goes to stderr. Ctrl-C cancels the request.
+    The answer is streamed to stdout, everything else goes to stderr. A terminal also shows the prompt before the
+    answer, and figures after it. Ctrl-C cancels the request.
     """
     if detach and hops:
         raise typer.BadParameter("--hops shows where time went at the end of an answer, --detach does not wait for it")
@@ -152,8 +150,12 @@ def generate(
     with open_client(context, url, join) as client:
         stream = _stream(client, source, chat, options)  # raises errors about wrong options
         print_wait_reason(client)
-        completion = print_stream(stream, client, silent=as_json or n > 1)
+        is_watched = is_terminal() and not as_json
+        shown_prompt = dim_prompt(source, is_message=chat) if is_watched else ""
+        completion = print_stream(stream, client, silent=as_json or n > 1, prompt=shown_prompt)
         print_rest(completion, client, as_json=as_json)
+    if is_watched:
+        print(format_figures(completion), file=sys.stderr)
     if hops and not as_json:
         from swarm.cli.generate.hops import print_hops
 
@@ -246,20 +248,25 @@ def print_wait_reason(client: Client) -> None:
 def print_text(text: str) -> None:
     """Write a model's text to stdout and flush."""
     if sys.stdout.isatty():
-        text = text.translate(_CONTROL_PICTURES)
+        text = replace_controls(text)
+    _write(text)
+
+
+def _write(text: str) -> None:
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, errors="replace").decode(encoding))
     sys.stdout.flush()
 
 
-def print_stream(stream: BlockingStream, client: Client, *, silent: bool) -> Completion:
-    """Print a stream until its end. Without a tokenizer, print token ids in the format of --tokens."""
+def print_stream(stream: BlockingStream, client: Client, *, silent: bool, prompt: str = "") -> Completion:
+    """Print ``prompt`` and a stream until its end. Without a tokenizer, print token ids in the format of --tokens."""
     shown = False
     has_text = True
     try:
         for piece in stream:
             if not silent:
                 if not shown:
+                    _write(prompt)
                     has_text = client.text_model() is not None
                 print_text(piece.text if has_text else _format_id(piece, is_first=not shown))
                 shown = True

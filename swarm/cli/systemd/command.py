@@ -82,7 +82,7 @@ def install(
     )
 
 
-@app.command(epilog="Example: swarm systemd uninstall --purge")
+@app.command(short_help="Stop, disable and remove the units.", epilog="Example: swarm systemd uninstall --purge")
 def uninstall(
     *,
     root: RootOption = None,
@@ -128,7 +128,7 @@ def uninstall(
         raise typer.Exit(print_error("swarm", "; ".join(left), EXIT_FAILED))
 
 
-@app.command(epilog="Example: swarm systemd status --json")
+@app.command(short_help="Show the units' states.", epilog="Example: swarm systemd status --json")
 def status(*, root: RootOption = None, user: UserOption = False, as_json: JsonOption = False) -> None:
     """Show the units' states, one line each, in systemd's words; for an image, the units and whether they start at
     boot. Exit code 1 if a unit has failed."""

@@ -96,8 +96,8 @@ def up(
     Processes that die are restarted. Ctrl-C (or SIGTERM) stops all within 5 seconds with exit code 0; a second Ctrl-C
     kills them immediately, with exit code 130. Without --state-dir, state and logs are in a private temporary directory
     that is removed at the end. With --json, each line is an object whose "event" is starting, progress, serving (with
-    url, model, epoch and stages; once per plan), http (with url and keys: the gateway answers there) or note. There is
-    no gateway, and a line says so, if its packages are missing, or if port 8000 is in use and was not chosen
+    url, model, epoch and stages; once per plan), http (with url, keys and console: the gateway answers there) or note.
+    There is no gateway, and a line says so, if its packages are missing, or if port 8000 is in use and was not chosen
     explicitly.
     """
     from swarm.auth.memberships import default_state_dir

@@ -37,8 +37,21 @@ def unavailable_reason(settings: GatewaySettings, broker_ports: range) -> str:
 
 
 def url_of(settings: GatewaySettings) -> str:
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    return f"http://{host}:{settings.port}"
+    return _url(settings.host, settings.port)
+
+
+def _page_url(settings: GatewaySettings) -> str:
+    """Return the console's address, as a browser on this machine opens it."""
+    return f"{_url(_local_host(settings.host), settings.port)}/"
+
+
+def _local_host(host: str) -> str:
+    """Return an address that this machine can connect to: a wildcard address is only for listening."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def _port_error(host: str, port: int, broker_ports: range) -> str:
@@ -77,14 +90,17 @@ class GatewayPoller:
             has_keys = self._keys_file.exists()
             note = "" if has_keys else "; without API keys, for this machine alone"
             lines = [f"http: {url} (OpenAI's clients: {url}/v1){note}"]
-            self._progress.report(lines, {"event": "http", "url": url, "keys": has_keys})
+            event: dict[str, object] = {"event": "http", "url": url, "keys": has_keys}
+            if self._settings.console:
+                event["console"] = _page_url(self._settings)
+                lines.append(f"console: {event['console']}")
+            self._progress.report(lines, event)
 
     async def _is_serving(self) -> bool:
         """Whether the gateway is alive. Another program may have its port."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._settings.host, self._settings.host)
         try:
             async with asyncio.timeout(_REQUEST_TIMEOUT_S):
-                return is_alive(await _fetch_health(host, self._settings.port))
+                return is_alive(await _fetch_health(_local_host(self._settings.host), self._settings.port))
         except (OSError, TimeoutError):
             return False
 

@@ -35,6 +35,7 @@ MAX_LOG_BYTES = 32 << 20  # per child; one older part of the same size is kept
 TAIL_BYTES = 16 << 10  # bytes of a log that are searched for its last lines
 
 _PR_SET_PDEATHSIG = 1
+_COMMON_KEYS = ("event", "level", "timestamp", "module")  # of each log event; the first two come first in a text
 
 
 def die_with_parent() -> None:
@@ -204,6 +205,19 @@ class Process:
         except subprocess.TimeoutExpired:
             return False
         return True
+
+
+def describe_line(line: str) -> str:
+    """Return a line of a log as text for people: an event of JSON becomes its name and its values."""
+    if not (entry := _parse_entry(line)):
+        return line
+    values = (f"{key}={_describe_value(value)}" for key, value in entry.items() if key not in _COMMON_KEYS)
+    return " ".join((str(entry.get("level", "")), str(entry["event"]), *values)).strip()
+
+
+def _describe_value(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return " ".join(text.split())
 
 
 def last_message(lines: Sequence[str]) -> str:

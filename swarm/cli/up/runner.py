@@ -12,7 +12,7 @@ from typing import Protocol
 
 from swarm.cli.output import ConsoleProgress
 from swarm.cli.up.forkserver.client import ForkedProcess, ForkServer, RestartBudget
-from swarm.cli.up.processes import Lifeline, LogFile, Process, reap_orphans
+from swarm.cli.up.processes import Lifeline, LogFile, Process, describe_line, reap_orphans
 from swarm.cli.up.supervisor import (
     GATEWAY,
     GRACE_S,
@@ -232,7 +232,7 @@ class Runner:
         log = self._logs[name]
         if not self._verbose:
             for line in log.tail(CRASH_LINES):
-                self._progress.print_line(f"  {name} | {_shorten(line)}")
+                self._progress.print_line(f"  {name} | {shorten_log_line(line)}")
         self._progress.print_line(f"  (its log: {log.path})")
 
     # watching
@@ -321,6 +321,8 @@ class Runner:
             self._show_logs()
 
 
-def _shorten(line: str) -> str:
-    most = CRASH_COLUMNS if line.startswith("{") else CRASH_TEXT_COLUMNS
-    return line if len(line) <= most else line[: most - 1] + "…"
+def shorten_log_line(line: str) -> str:
+    """Return a line of a log as text of limited length. The log has the whole line."""
+    text = describe_line(line)
+    most = CRASH_TEXT_COLUMNS if text == line else CRASH_COLUMNS
+    return text if len(text) <= most else text[: most - 1] + "…"

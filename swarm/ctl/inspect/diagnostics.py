@@ -80,7 +80,9 @@ def _check_queue(status: Row) -> Iterator[Finding]:
         text = f"{waiting:.0f} wait: the KV capacity is used up ({capacity:.0f} positions)"
         yield Finding("queue", "note", text, "add a worker, or memory (swarmctl plan shows the limiting worker)")
     else:
-        yield Finding("queue", "note", f"{waiting:.0f} wait", "swarmctl stats shows for what; another worker helps")
+        yield Finding(
+            "queue", "note", f"{waiting:.0f} wait", "swarmctl stats --all shows for what; another worker helps"
+        )
 
 
 def _check_builds(reports: Reports) -> Iterator[Finding]:

@@ -20,7 +20,9 @@ def config() -> None:
     """Settings of running processes."""
 
 
-@config_app.command(epilog="Example: swarmctl config show --worker w1 --changed")
+@config_app.command(
+    short_help="Show the settings of a running process.", epilog="Example: swarmctl config show --worker w1 --changed"
+)
 def show(  # noqa: PLR0917 (options are parameters)
     context: typer.Context,
     worker: Annotated[

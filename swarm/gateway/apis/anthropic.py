@@ -93,7 +93,7 @@ def to_request(body: MessageBody, served: ServedModel) -> CompletionRequest:
         body,
         {
             "max_tokens": body.max_tokens,
-            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "temperature": served.temperature_of(body.temperature),
             "top_p": body.top_p,
             "stop": tuple(body.stop_sequences or ()),
             "seed": body.seed,

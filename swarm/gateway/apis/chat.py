@@ -137,7 +137,7 @@ def to_request(body: ChatBody, served: ServedModel) -> CompletionRequest:
             "max_tokens": first_length(body.max_completion_tokens, body.max_tokens, field=body.names()["max_tokens"])
             or rest_or_length(body.n_predict)
             or REST_OF_CONTEXT,
-            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "temperature": served.temperature_of(body.temperature),
             "top_p": body.top_p,
             "n": body.n,
             "stop": to_stops(body.stop),
@@ -164,6 +164,7 @@ def to_request(body: ChatBody, served: ServedModel) -> CompletionRequest:
         speculation=check_speculation(body),
         hops=bool(body.hops),
         show_special=body.skip_special_tokens is False,
+        rest_limit=default_length(served, body.max_completion_tokens, body.max_tokens, body.n_predict),
         keep_s=check_keep_s(body.keep_s, body.stream),
         api_names=body.names(),
     )
@@ -213,6 +214,11 @@ def first_length(*given: int | None, field: str = "max_tokens") -> int:
                 raise invalid_field(field, f"must be at least 1, not {number}")
             return number
     return REST_OF_CONTEXT
+
+
+def default_length(served: ServedModel, *given: int | None) -> int | None:
+    """Return the default for the length of an answer, if the request gives none and the gateway has one."""
+    return served.defaults.max_tokens if all(length is None for length in given) else None
 
 
 def parse_tools(

@@ -25,11 +25,12 @@ from swarm.gateway.apis.bodies import (
     to_sampling_params,
     to_stops,
 )
-from swarm.gateway.apis.chat import DONE, StreamOptions, check_stream_options
+from swarm.gateway.apis.chat import DONE, StreamOptions, check_stream_options, default_length
 from swarm.gateway.apis.other_servers import SharedBody, check_neutral, rest_or_length, to_grammar
 from swarm.gateway.apis.tokens import list_hops, text_logprobs, usage_object
 from swarm.gateway.apis.writer import EventTemplate, Json, SseEvent
 from swarm.gateway.completion.served_model import ServedModel
+from swarm.gateway.completion.service import REST_OF_CONTEXT
 from swarm.gateway.completion_request import CompletionRequest
 from swarm.gateway.errors import ApiError, invalid_field, unsupported_field
 from swarm.gateway.resume_state import ResumeState
@@ -83,11 +84,12 @@ def to_requests(body: CompletionBody, served: ServedModel) -> list[CompletionReq
         raise unsupported_field(
             "echo", "there are no log probabilities of a prompt: leave out one of echo and logprobs"
         )
+    rest_limit = default_length(served, body.max_tokens, body.n_predict)
     params = to_sampling_params(
         body,
         {
-            "max_tokens": _length(body),
-            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "max_tokens": _length(body) if rest_limit is None else REST_OF_CONTEXT,
+            "temperature": served.temperature_of(body.temperature),
             "top_p": body.top_p,
             "n": body.n,
             "stop": to_stops(body.stop),
@@ -116,6 +118,7 @@ def to_requests(body: CompletionBody, served: ServedModel) -> list[CompletionReq
             speculation=check_speculation(body),
             hops=bool(body.hops),
             show_special=body.skip_special_tokens is False,
+            rest_limit=rest_limit,
             keep_s=keep_s,
             api_names=body.names(),
         )

@@ -24,7 +24,7 @@ from swarm.gateway.apis.bodies import (
     to_sampling_params,
     to_stops,
 )
-from swarm.gateway.apis.chat import StreamOptions, check_stream_options, first_length, parse_tools
+from swarm.gateway.apis.chat import StreamOptions, check_stream_options, default_length, first_length, parse_tools
 from swarm.gateway.apis.items import to_messages
 from swarm.gateway.apis.reasoning import ConversationBody, to_reasoning_options
 from swarm.gateway.apis.writer import Json
@@ -115,7 +115,7 @@ def to_request(body: InputTokensBody, served: ServedModel) -> CompletionRequest:
         body,
         {
             "max_tokens": first_length(body.max_output_tokens, field="max_output_tokens"),
-            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "temperature": served.temperature_of(body.temperature),
             "top_p": body.top_p,
             "seed": body.seed,
             "stop": to_stops(body.stop),
@@ -141,6 +141,7 @@ def to_request(body: InputTokensBody, served: ServedModel) -> CompletionRequest:
         priority=to_priority(body),
         deadline_s=check_deadline(body),
         speculation=check_speculation(body),
+        rest_limit=default_length(served, body.max_output_tokens),
         keep_s=check_keep_s(body.keep_s, body.stream),
         api_names=body.names(),
     )

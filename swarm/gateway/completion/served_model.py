@@ -20,10 +20,22 @@ from swarm.wire.messages import Manifest
 PROMPT_END = 64  # tokens of a prompt's end in which its template may have opened or ended thinking
 
 
+@dataclass(frozen=True, slots=True)
+class RequestDefaults:
+    """Values for requests that give none. ``max_tokens`` None: the API's own."""
+
+    max_tokens: int | None = None
+    temperature: float = 1.0
+
+
+API_DEFAULTS = RequestDefaults()
+
+
 @dataclass(slots=True)
 class ServedModel:
     """The served model. ``max_context``: positions that a sequence can currently have. ``aliases``: other names that
-    clients may use for the model; ``*`` allows any. ``ignores_unknown_fields``: bodies may have unknown fields."""
+    clients may use for the model; ``*`` allows any. ``ignores_unknown_fields``: bodies may have unknown fields.
+    ``defaults``: for requests that give no value."""
 
     manifest: Manifest
     text: TextModel | None
@@ -36,6 +48,7 @@ class ServedModel:
     # the vocabulary as bytes per token; None without a tokenizer
     vocabulary: LLTokenizer | None = field(default=None, repr=False)
     ignores_unknown_fields: bool = False
+    defaults: RequestDefaults = API_DEFAULTS
 
     @classmethod
     def create(
@@ -107,6 +120,10 @@ class ServedModel:
     def max_answer_tokens(self, num_prompt: int) -> int:
         """Return how many tokens an answer may have, at least 1: the broker reports the error if there is no space."""
         return max(1, min(self.max_context or self.manifest.context, self.manifest.context) - num_prompt)
+
+    def temperature_of(self, given: float | None) -> float:
+        """Return a request's temperature: the given one, or the default."""
+        return self.defaults.temperature if given is None else given
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of one token, which may be part of a character."""

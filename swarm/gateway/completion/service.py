@@ -18,7 +18,7 @@ from swarm.errors import ClientError, PromptTooLong, RequestTimeout, SwarmError,
 from swarm.gateway.answer import AnswerPart, TokenCounts
 from swarm.gateway.completion.answer_stream import AnswerStream
 from swarm.gateway.completion.assembler import AnswerAssembler
-from swarm.gateway.completion.served_model import ServedModel
+from swarm.gateway.completion.served_model import API_DEFAULTS, RequestDefaults, ServedModel
 from swarm.gateway.completion_request import CompletionRequest, Tool, ToolOptions
 from swarm.gateway.errors import ApiError, ContextOverflow, invalid_field, to_api_error
 from swarm.gateway.reasoning.format import ReasoningStart
@@ -80,9 +80,10 @@ class CompletionService:
         *,
         parse_special: bool = False,
         ignore_unknown_fields: bool = False,
+        defaults: RequestDefaults = API_DEFAULTS,
     ) -> None:
         """Create the service. ``parse_special``: special tokens in messages become control tokens.
-        ``ignore_unknown_fields``: bodies may have unknown fields."""
+        ``ignore_unknown_fields``: bodies may have unknown fields. ``defaults``: for requests that give no value."""
         self.client = client
         self.body_threads = BoundedThreadPool("bodies", 1)
         self._prompt_threads, self._long_prompt_threads = (
@@ -92,6 +93,7 @@ class CompletionService:
         self._parse_special = parse_special
         self._aliases = tuple(aliases)
         self._ignore_unknown_fields = ignore_unknown_fields
+        self._defaults = defaults
         self._served: ServedModel | None = None  # the model that was served last
         self._description: Description | None = None  # the last description, None after a failure
         self._described_at = 0.0  # time of the last description, by the loop's clock
@@ -171,7 +173,7 @@ class CompletionService:
         if served is None or served.manifest != manifest or served.text is not text:
             served = await asyncio.to_thread(ServedModel.create, manifest, text, description.max_context, self._aliases)
             served.vocabulary, self._served = words, served
-            served.ignores_unknown_fields = self._ignore_unknown_fields
+            served.ignores_unknown_fields, served.defaults = self._ignore_unknown_fields, self._defaults
         served.max_context = description.max_context
         return served
 
@@ -187,7 +189,10 @@ class CompletionService:
             raise ContextOverflow(len(ids), served.manifest.context)
         params = request.params
         if params.max_tokens == REST_OF_CONTEXT:
-            params = msgspec.structs.replace(params, max_tokens=served.max_answer_tokens(len(ids)))
+            rest = served.max_answer_tokens(len(ids))
+            if request.rest_limit is not None:  # a default, so it gives way to the request's own minimum
+                rest = min(rest, max(request.rest_limit, params.min_tokens))
+            params = msgspec.structs.replace(params, max_tokens=rest)
         return PreparedRequest(request, ids, params, served, start)
 
     async def _encode_prompt(

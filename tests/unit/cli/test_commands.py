@@ -127,6 +127,20 @@ def test_help(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert words in example
 
 
+def test_summaries_fit_a_line() -> None:
+    """Of commands and of their groups: a list of commands on a terminal of 80 columns shows each one whole."""
+
+    def summaries(command: Any, path: str) -> Iterator[tuple[str, str]]:
+        for name, child in getattr(command, "commands", {}).items():
+            yield f"{path} {name}", child.get_short_help_str(limit=1000)
+            yield from summaries(child, f"{path} {name}")
+
+    found = dict(entry for name, (app, _) in PROGRAMS.items() for entry in summaries(typer.main.get_command(app), name))
+    assert set(NAMES) < set(found)
+    assert "swarmctl keys" in found
+    assert {name: text for name, text in found.items() if len(text) > 55 or not text.endswith(".")} == {}
+
+
 @pytest.mark.parametrize("words", NAMES)
 def test_every_option_says_what_it_does(words: str) -> None:
     """As a sentence; also arguments."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 from pathlib import Path
 
 import pytest
 
-from swarm.cli.output import JsonProgress
+from swarm.cli.output import ConsoleProgress, JsonProgress
 from swarm.cli.up.http import GatewayPoller, is_alive
 from swarm.config import GatewaySettings
 from tests.unit.growing import Growing
@@ -64,4 +65,37 @@ async def test_it_is_told_once_it_answers_and_not_while_somebody_else_has_its_po
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     assert asked == [b"GET /health HTTP/1.1"] * 2
-    assert f"http://127.0.0.1:{port}" in shown.getvalue()
+    event = json.loads(shown.getvalue())
+    assert event["url"] == f"http://127.0.0.1:{port}"
+    assert event["console"] == f"http://127.0.0.1:{port}/"
+
+
+@pytest.mark.parametrize(
+    ("settings", "address"),
+    [
+        (GatewaySettings(host="127.0.0.1", port=8001), "http://127.0.0.1:8001/"),
+        (GatewaySettings(host="0.0.0.0", port=8001), "http://127.0.0.1:8001/"),
+        (GatewaySettings(host="::", port=8001), "http://[::1]:8001/"),
+        (GatewaySettings(host="10.77.0.1", port=80), "http://10.77.0.1:80/"),
+        (GatewaySettings(port=8001, console=False), None),
+    ],
+)
+async def test_the_console_s_address_has_a_line(
+    settings: GatewaySettings, address: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The address is one that a browser on this machine can open, and has no line where the console is off."""
+
+    async def fetch(host: str, port: int) -> bytes:
+        return ALIVE
+
+    monkeypatch.setattr("swarm.cli.up.http._fetch_health", fetch)
+    shown = Told()
+    poller = GatewayPoller(settings, tmp_path, ConsoleProgress(shown))
+    poller.on_started()
+    running = asyncio.create_task(poller.run())
+    await shown.lines.has(1 if address is None else 2)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    lines = shown.getvalue().splitlines()
+    assert lines[0].startswith("http: ")
+    assert lines[1:] == ([] if address is None else [f"console: {address}"])

@@ -12,8 +12,8 @@ from swarm.client.results import Piece, Progress
 from swarm.errors import RequestTimeout, Unavailable
 from swarm.gateway.answer import TextPart
 from swarm.gateway.completion import service as module
-from swarm.gateway.completion.served_model import ServedModel
-from swarm.gateway.completion.service import Caller, CompletionService, PreparedRequest
+from swarm.gateway.completion.served_model import RequestDefaults, ServedModel
+from swarm.gateway.completion.service import REST_OF_CONTEXT, Caller, CompletionService, PreparedRequest
 from swarm.gateway.completion_request import CompletionRequest
 from swarm.gateway.errors import ApiError
 from swarm.gateway.resume_state import ResumeState
@@ -192,6 +192,34 @@ async def test_unknown_fields_are_refused_unless_the_gateway_ignores_them(broker
         desk = CompletionService(broker, ignore_unknown_fields=ignores)  # type: ignore[arg-type]
         assert (await desk.served_model()).ignores_unknown_fields is ignores
         await desk.aclose()
+
+
+async def test_a_model_has_the_gateway_s_defaults(broker: Broker) -> None:
+    for defaults in (RequestDefaults(), RequestDefaults(7, 0.3)):
+        desk = CompletionService(broker, defaults=defaults)  # type: ignore[arg-type]
+        assert (await desk.served_model()).defaults == defaults
+        await desk.aclose()
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "rest_limit", "min_tokens", "length"),
+    [
+        (REST_OF_CONTEXT, None, 0, 97),
+        (REST_OF_CONTEXT, 7, 0, 7),
+        (REST_OF_CONTEXT, 700, 0, 97),  # a default never asks for more than there is
+        (REST_OF_CONTEXT, 7, 20, 20),  # nor for less than the request needs
+        (50, None, 0, 50),
+    ],
+)
+async def test_the_length_of_an_answer(
+    broker: Broker, max_tokens: int, rest_limit: int | None, min_tokens: int, length: int
+) -> None:
+    """What the context (here 100) leaves, up to the gateway's default, unless the request gives a length."""
+    desk = CompletionService(broker)  # type: ignore[arg-type]
+    params = SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens)
+    request = CompletionRequest(params, prompt=(1, 2, 3), rest_limit=rest_limit)
+    assert (await desk.prepare(request, await desk.served_model())).params.max_tokens == length
+    await desk.aclose()
 
 
 class Asking:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from swarm.gateway.apis import anthropic, chat, completions, responses, tokenizing
+from swarm.gateway.completion.served_model import RequestDefaults, ServedModel
 from swarm.gateway.completion.service import REST_OF_CONTEXT, _visible_tokens
 from swarm.gateway.completion_request import CompletionRequest, ToolOptions
 from swarm.gateway.errors import ApiError
@@ -155,6 +156,42 @@ def test_a_field_that_nobody_knows_is_refused_by_name_or_ignored(kind: Any, conv
     assert (caught.value.param, caught.value.code) == ("frobnicate", "unsupported_parameter")
     lenient = replace(TOY, ignores_unknown_fields=True)
     assert convert(body, lenient) == convert(kind.model_validate({"model": "toy", **fields}), TOY)
+
+
+GIVING = [
+    (chat.ChatBody, chat.to_request, {"messages": MESSAGES}, ("max_tokens", "max_completion_tokens", "n_predict")),
+    (completions.CompletionBody, completions.to_requests, {"prompt": "a"}, ("max_tokens", "n_predict")),
+    (responses.ResponseBody, responses.to_request, {"input": "a"}, ("max_output_tokens",)),
+    (anthropic.MessageBody, anthropic.to_request, {"messages": MESSAGES, "max_tokens": 3}, ("max_tokens",)),
+]
+
+
+@pytest.mark.parametrize(("kind", "convert", "fields", "lengths"), GIVING)
+def test_defaults_of_the_gateway_are_for_requests_that_give_none(
+    kind: Any, convert: Any, fields: Json, lengths: tuple[str, ...]
+) -> None:
+    """By gateway.default_max_tokens and gateway.default_temperature. Anthropic's always give a length."""
+    model = replace(TOY, defaults=RequestDefaults(7, 0.25))
+
+    def ask(served: ServedModel, **more: object) -> CompletionRequest:
+        made = convert(kind.model_validate({"model": "toy", **fields, **more}), served)
+        request: CompletionRequest = made[0] if isinstance(made, list) else made
+        return request
+
+    assert ask(TOY).params.temperature == 1.0
+    assert ask(model).params.temperature == 0.25
+    assert ask(model, temperature=0).params.temperature == 0
+    if "max_tokens" in fields:
+        assert (ask(model).params.max_tokens, ask(model).rest_limit) == (3, None)
+    else:
+        assert (ask(model).params.max_tokens, ask(model).rest_limit) == (REST_OF_CONTEXT, 7)
+        assert ask(TOY).rest_limit is None
+    for name in lengths:
+        given = ask(model, **{name: 5})
+        assert (given.params.max_tokens, given.rest_limit) == (5, None)
+    if "n_predict" in lengths:
+        given = ask(model, n_predict=-1)
+        assert (given.params.max_tokens, given.rest_limit) == (REST_OF_CONTEXT, None)
 
 
 def test_known_fields_are_refused_where_unknown_ones_are_ignored() -> None:
