@@ -145,13 +145,14 @@ class ActiveRequest:
 
     def take_due_acks(self, index: int) -> list[Ack]:
         """Acknowledge every ``ACK_EVERY`` tokens, and the whole of an ended continuation, which the broker can then
-        forget."""
+        forget. The newest token is acknowledged with the end only: its message may be lost."""
         continuation = self.continuations[index]
         last = continuation.is_settled and not continuation.end_acked
-        if not last and continuation.consumed - continuation.acked < ACK_EVERY:
+        stop = continuation.consumed if continuation.is_settled else continuation.consumed - 1
+        if not last and stop - continuation.acked < ACK_EVERY:
             return []
-        continuation.acked, continuation.end_acked = continuation.consumed, continuation.is_settled
-        return [self.make_ack(index, continuation.consumed)]
+        continuation.acked, continuation.end_acked = stop, continuation.is_settled
+        return [self.make_ack(index, stop)]
 
     def final_acks(self) -> list[Ack]:
         """Acknowledge all of an ended request whose remaining tokens will not be read."""

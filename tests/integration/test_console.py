@@ -30,6 +30,7 @@ LONG: Json = {
     "prompt": "Once",
     "max_tokens": 900,
     "ignore_eos": True,
+    "speculation": "off",
     "seed": 3,
     "temperature": 0.8,
 }

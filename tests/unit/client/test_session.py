@@ -181,23 +181,26 @@ def test_a_request_from_start_to_end(driver: Driver) -> None:
 
 
 def test_acknowledgements_follow_the_consumer(driver: Driver) -> None:
-    """One per ACK_EVERY tokens taken; none for tokens that have only arrived."""
+    """One per ACK_EVERY tokens taken, without the newest one; none for tokens that have only arrived."""
     driver.running()
     assert driver.get(tokens(0, 100)) == [deliver(0, 100)]
-    assert driver.do(Consumed("r", 0, ACK_EVERY - 1)) == []
-    assert driver.do(Consumed("r", 0, ACK_EVERY)) == [ack(ACK_EVERY)]
-    assert driver.do(Consumed("r", 0, 2 * ACK_EVERY - 1)) == []
-    assert driver.do(Consumed("r", 0, 90)) == [ack(90)]
+    assert driver.do(Consumed("r", 0, ACK_EVERY)) == []
+    assert driver.do(Consumed("r", 0, ACK_EVERY + 1)) == [ack(ACK_EVERY)]
+    assert driver.do(Consumed("r", 0, 2 * ACK_EVERY)) == []
+    assert driver.do(Consumed("r", 0, 90)) == [ack(89)]
     assert driver.do(Consumed("r", 0, 100)) == []
     assert driver.get(finished(100)) == [EndContinuation("r", 0, finished(100)), ack(100)]
 
 
-def test_the_end_is_acknowledged_even_if_all_tokens_are(driver: Driver) -> None:
-    """Or the broker would keep the request: it can forget it only after its end."""
+def test_the_last_token_is_acknowledged_with_the_end_only(driver: Driver) -> None:
+    """The broker forgets a request once all its tokens are acknowledged, and the message of its end may be lost."""
     driver.running()
-    driver.get(tokens(0, ACK_EVERY))
-    assert driver.do(Consumed("r", 0, ACK_EVERY)) == [ack(ACK_EVERY)]
-    assert driver.get(finished(ACK_EVERY)) == [EndContinuation("r", 0, finished(ACK_EVERY)), ack(ACK_EVERY)]
+    driver.get(tokens(0, ACK_EVERY + 1))
+    assert driver.do(Consumed("r", 0, ACK_EVERY + 1)) == [ack(ACK_EVERY)]
+    assert driver.get(finished(ACK_EVERY + 1)) == [
+        EndContinuation("r", 0, finished(ACK_EVERY + 1)),
+        ack(ACK_EVERY + 1),
+    ]
     assert driver.session.is_idle
 
 
@@ -270,7 +273,7 @@ def test_a_flood_is_bounded(driver: Driver) -> None:
     assert driver.get(tokens(0, flood)) == [deliver(0, MAX_UNCONSUMED)]
     assert driver.get(tokens(flood, 1)) == []
     assert driver.do(Consumed("r", 0, 10)) == []
-    assert driver.do(Consumed("r", 0, MAX_UNCONSUMED)) == [ack(MAX_UNCONSUMED), attach(MAX_UNCONSUMED)]
+    assert driver.do(Consumed("r", 0, MAX_UNCONSUMED)) == [ack(MAX_UNCONSUMED - 1), attach(MAX_UNCONSUMED)]
 
 
 def test_messages_about_others_are_ignored(driver: Driver) -> None:
