@@ -128,8 +128,8 @@ async def test_values_are_those_of_what_was_done(client: AsyncClient) -> None:
     """Requests by outcome, tokens, what the prefix cache had, and each stage's share."""
     before = values(await scraped(client))
     for _ in range(2):
-        await client.generate([*SHARED, 7], max_tokens=10, ignore_eos=True, timeout=60)
-    await client.generate([3, 4], n=2, max_tokens=10, ignore_eos=True, timeout=60)
+        await client.generate([*SHARED, 7], max_tokens=10, ignore_eos=True, speculation="off", timeout=60)
+    await client.generate([3, 4], n=2, max_tokens=10, ignore_eos=True, speculation="off", timeout=60)
 
     def grown(found: Values, *key: str) -> float:
         return found[key] - before.get(key, 0)
