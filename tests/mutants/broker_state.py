@@ -171,9 +171,14 @@ MUTANTS = (
         name="sharing-outlives-its-epoch",
         breaks="Sequences count as sharing after a change of plan, in layers that are computed again.",
         target="swarm.broker.state.state:State.clear_stages",
-        old="self.prefixes.before, self.shared = self.shared, SharedPositions()\n        "
-        "self.shared.clear(self.plans.share_unit if self.prefix.rules.is_enabled else 0)",
-        new="self.prefixes.before = self.shared",
+        old="""
+            self.prefixes.before, self.shared = self.shared, SharedPositions()
+        self.shared.clear(self.plans.share_unit if self.prefix.rules.is_enabled else 0)
+        """,
+        new="""
+            self.prefixes.before = self.shared
+        self.shared.unit = self.plans.share_unit
+        """,
         caught_by="tests/unit/broker/steps/test_sharing.py::test_a_plan_with_room_for_all_keeps_all",
     ),
     Mutant(
