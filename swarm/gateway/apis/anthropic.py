@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -29,6 +30,7 @@ from swarm.gateway.completion.service import REST_OF_CONTEXT
 from swarm.gateway.completion_request import CompletionRequest, ReasoningOptions, ToolOptions
 from swarm.gateway.errors import invalid_field, unsupported_field
 from swarm.gateway.resume_state import ResumeState, offered_tools
+from swarm.params import SamplingParams
 
 # Accepted and ignored.
 IGNORED_FIELDS = frozenset({
@@ -100,13 +102,8 @@ def to_request(body: MessageBody, served: ServedModel) -> CompletionRequest:
             "grammar": grammar,
         },
     )
-    return CompletionRequest(
-        params=params,
-        messages=messages,
-        continues=_is_prefilled(messages),
-        tools=tools,
-        template=body.chat_template_kwargs or {},
-        reasoning=_reasoning_options(body),
+    return replace(
+        _conversation(body, params, messages, tools),
         priority=to_priority(body),
         deadline_s=check_deadline(body),
         speculation=check_speculation(body),
@@ -120,7 +117,13 @@ def to_count_request(body: CountBody, served: ServedModel) -> CompletionRequest:
     _check_fields(body, served)
     tools = to_tool_options(body.tools, body.tool_choice)
     params = to_sampling_params(body, {"max_tokens": REST_OF_CONTEXT})
-    messages = to_messages(body.system, body.messages)
+    return _conversation(body, params, to_messages(body.system, body.messages), tools)
+
+
+def _conversation(
+    body: CountBody, params: SamplingParams, messages: tuple[Json, ...], tools: ToolOptions
+) -> CompletionRequest:
+    """Return a request with all that its prompt depends on."""
     return CompletionRequest(
         params=params,
         messages=messages,

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib.metadata import entry_points
 
-from swarm.errors import ModelError
+from swarm.gateway.plugins import load_plugins
 from swarm.gateway.reasoning import marks
 from swarm.gateway.reasoning.format import ReasoningFormat
 from swarm.gateway.reasoning.harmony import harmony
@@ -46,15 +45,4 @@ def visible_marks(reasoning_format: ReasoningFormat, added: Mapping[str, int]) -
 @cache
 def all_formats() -> Mapping[str, FormatFactory]:
     """Return the formats of installed packages, then the built-in ones."""
-    return {**_plugin_formats(), **BUILT_IN}
-
-
-def _plugin_formats() -> dict[str, FormatFactory]:
-    formats: dict[str, FormatFactory] = {}
-    for point in entry_points(group=GROUP):
-        try:
-            formats[point.name] = point.load()
-        except (ImportError, AttributeError) as error:
-            reason = f"the reasoning format {point.name!r} ({point.value}) can't be loaded: {error}"
-            raise ModelError(reason) from error
-    return formats
+    return {**load_plugins(GROUP, "reasoning format"), **BUILT_IN}

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib.metadata import entry_points
 
-from swarm.errors import ModelError
+from swarm.gateway.plugins import load_plugins
 from swarm.gateway.tool_calls.deepseek import deepseek, deepseek_unfenced
 from swarm.gateway.tool_calls.format import ToolCallFormat
 from swarm.gateway.tool_calls.grammars import AddedTokens
@@ -55,15 +54,4 @@ def visible_marks(tool_format: ToolCallFormat, added: AddedTokens) -> tuple[int,
 @cache
 def all_formats() -> Mapping[str, FormatFactory]:
     """Return the formats of installed packages, then the built-in ones."""
-    return {**_plugin_formats(), **BUILT_IN}
-
-
-def _plugin_formats() -> dict[str, FormatFactory]:
-    formats: dict[str, FormatFactory] = {}
-    for point in entry_points(group=GROUP):
-        try:
-            formats[point.name] = point.load()
-        except (ImportError, AttributeError) as error:
-            reason = f"the tool-call format {point.name!r} ({point.value}) can't be loaded: {error}"
-            raise ModelError(reason) from error
-    return formats
+    return {**load_plugins(GROUP, "tool-call format"), **BUILT_IN}

@@ -8,6 +8,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 import pytest
 
 from swarm.errors import ModelError
+from swarm.gateway import plugins
 from swarm.gateway.tool_calls import formats
 from swarm.gateway.tool_calls.format import ComposedFormat, ToolCallFormat
 from swarm.gateway.tool_calls.formats import BUILT_IN, all_formats, detect_format, visible_marks
@@ -27,7 +28,7 @@ def shouting(added: AddedTokens) -> ToolCallFormat:
 def plugged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[EntryPoint]]:
     """Entry points of installed packages."""
     points: list[EntryPoint] = []
-    monkeypatch.setattr(formats, "entry_points", lambda group: EntryPoints(points).select(group=group))
+    monkeypatch.setattr(plugins, "entry_points", lambda group: EntryPoints(points).select(group=group))
     all_formats.cache_clear()
     yield points
     all_formats.cache_clear()
