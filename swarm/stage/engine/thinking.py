@@ -28,7 +28,7 @@ class ThinkingReader:
     """Reader of one answer."""
 
     thinking: Thinking
-    tokens: list[int] = field(default_factory=list)  # read so far
+    tokens: list[int] = field(default_factory=list)  # read so far; the end of the thinking is the last one
     start: int | None = None  # number of the first token after the thinking; None: it goes on
     _ends: tuple[bytes, ...] = ()
     _tail: bytes = b""  # the end of the text, in which an end may have begun
@@ -45,12 +45,14 @@ class ThinkingReader:
         return self.thinking.closing[len(self.tokens) - budget :]
 
     def read(self, token: int, token_bytes: Callable[[int], bytes]) -> None:
-        """Read the next token."""
+        """Read the next token. Tokens after the thinking change nothing."""
+        if self.start is not None:
+            return
         forced = self.forced
         self.tokens.append(token)
         if forced:
             self.start = len(self.tokens) if len(forced) == 1 else None
-        elif self.start is None:
+        else:
             self._tail += token_bytes(token)
             if any(end in self._tail for end in self._ends):
                 self.start = len(self.tokens)
@@ -74,8 +76,9 @@ class ThinkingReaders:
             if len(self._readers) > MAX_READERS:
                 self._readers.popitem(last=False)
         self._readers.move_to_end(sequence)
-        for token in job.history[job.num_prompt + len(reader.tokens) :]:
-            reader.read(token, self._token_bytes)
+        if reader.start is None:
+            for token in job.history[job.num_prompt + len(reader.tokens) :]:
+                reader.read(token, self._token_bytes)
         return reader
 
     def forced_after(self, sequence: int, token: int) -> tuple[int, ...]:
