@@ -80,7 +80,7 @@ async def test_all_continuations_stay_when_a_stage_is_drained(
     random_llama: Path, zygote: Zygote, tmp_path: Path, expected: list[tuple[Any, ...]]
 ) -> None:
     """Copies of all of them would not fit at the new holders; what was not copied is replayed, the prompt once."""
-    options = {"SWARM_PLAN__STANDBY": "all", "SWARM_WORKER__KV_SHARE": "0.01"}
+    options = {"SWARM_PLAN__STANDBY": "all", "SWARM_WORKER__KV_SHARE": "0.01", "SWARM_BROKER__SPECULATION": "off"}
     with Processes(random_llama, tmp_path, launch=zygote, options=options) as swarm:
         swarm.start_broker(3)
         for number in range(3):
