@@ -170,3 +170,9 @@ class MessageError(BaseModel):
 
     type: Literal["error"]
     error: MessageErrorObject
+
+
+class OllamaError(BaseModel):
+    """Error response in Ollama's format."""
+
+    error: str
