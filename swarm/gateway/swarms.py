@@ -38,11 +38,9 @@ class Swarms:
         return swarm, served
 
     async def _choose(self, model: str | None, caller: Caller) -> CompletionService:
-        swarm = self._find(model, caller)
-        if swarm is None and self._silent():
-            await self._wait_for_models()
-            swarm = self._find(model, caller)
-        if swarm is not None:
+        if self._silent() and not any(model is None or served.is_own_name(model) for _, served in self._known(caller)):
+            await self._wait_for_models()  # one of them may have this name, which precedes aliases
+        if (swarm := self._find(model, caller)) is not None:
             return swarm
         if silent := self._silent():
             urls = ", ".join(each.client.url for each in silent)
@@ -53,7 +51,7 @@ class Swarms:
     def _find(self, model: str | None, caller: Caller) -> CompletionService | None:
         """Return the swarm of a model by its own name, or else by another one."""
         known = self._known(caller)
-        by_name = (each for each, served in known if model is None or served.name == model)
+        by_name = (each for each, served in known if model is None or served.is_own_name(model))
         by_alias = (each for each, served in known if model is not None and served.has_name(model))
         return next(by_name, None) or next(by_alias, None)
 

@@ -119,7 +119,7 @@ MUTANTS = (
         name="http-clients-name-reaches-another-server",
         breaks="A request that is passed to another server keeps the client's name for the model.",
         target="swarm.gateway.upstream.proxy:UpstreamProxy._overflow",
-        old='targets = self.pool.overflow_targets("" if served is None else served.name, reason, time.monotonic())',
+        old="targets = self.pool.overflow_targets(name, reason, time.monotonic())",
         new='targets = self.pool.overflow_targets(str(fields.get("model")), reason, time.monotonic())',
         caught_by="tests/unit/gateway/test_relay.py::test_no_name_that_a_client_wrote_reaches_a_server_that_it_is_not_meant_for",
     ),

@@ -105,8 +105,11 @@ class ServedModel:
 
     def has_name(self, name: str) -> bool:
         """Whether clients may use this name for the model."""
-        names = (self.name, *self.aliases)
-        return name in names or name.removesuffix(LATEST) in names or "*" in self.aliases
+        return self.is_own_name(name) or not {name, name.removesuffix(LATEST), "*"}.isdisjoint(self.aliases)
+
+    def is_own_name(self, name: str) -> bool:
+        """Whether this is the model's name, and no alias."""
+        return self.name in (name, name.removesuffix(LATEST))
 
     def check_name(self, name: str | None) -> None:
         if name is None or self.has_name(name):

@@ -35,8 +35,8 @@ BODIES: dict[str, Json] = {
     "/v1/responses/input_tokens": {"input": "a"},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [1]},
-    "/api/chat": {"messages": HELLO},
-    "/api/generate": {"prompt": "a"},
+    "/api/chat": {"messages": HELLO, "stream": False},
+    "/api/generate": {"prompt": "a", "stream": False},
     "/api/show": {},
 }
 
@@ -145,8 +145,8 @@ async def test_without_a_model_the_first_swarm_answers(gateway: Gateway) -> None
 
 async def test_all_models_are_listed(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """With their states; one that stopped answering stays listed, and the others answer on."""
-    monkeypatch.setattr("swarm.gateway.swarms.MODEL_WAIT_S", 0.01)
     assert await gateway.names() == ["a", "b", "c"]
+    monkeypatch.setattr("swarm.gateway.swarms.MODEL_WAIT_S", 0.01)
     gateway.clients["a"].is_away = True
     monkeypatch.setattr("swarm.gateway.completion.service.SILENT_S", -1.0)
     assert await gateway.names() == ["a", "b", "c"]
@@ -161,7 +161,7 @@ async def test_all_models_are_listed(gateway: Gateway, monkeypatch: pytest.Monke
 
 async def test_a_swarm_that_never_answered_holds_up_no_other(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that it may have is unavailable, not unknown."""
-    monkeypatch.setattr("swarm.gateway.swarms.MODEL_WAIT_S", 0.01)
+    monkeypatch.setattr("swarm.gateway.swarms.MODEL_WAIT_S", 0.5)
     gateway.clients["a"].is_away = True
     assert (await gateway.ask("/v1/completions", model="b")).status_code == 200
     answer = await gateway.ask("/v1/completions", model="a")
