@@ -104,7 +104,12 @@ async def ready(request: Request) -> Response:
     return JsonResponse({"status": "ok", "state": description.state})
 
 
-@router.get("/metrics", response_class=PlainTextResponse)
+_UNKNOWN_MODEL: Responses = {
+    404: {"description": "An error object.", "content": {"application/json": {"schema": {"type": "object"}}}}
+}
+
+
+@router.get("/metrics", response_class=PlainTextResponse, responses=_UNKNOWN_MODEL)
 async def metrics(request: Request, model: str | None = None) -> Response:
     """Return metrics for Prometheus: those of the swarm with this model, or of the first, and this gateway's."""
     client = swarms_of(request).client_for(model)

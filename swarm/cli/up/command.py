@@ -8,6 +8,7 @@ import os
 import signal
 import site
 import socket
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ NUM_WORKERS = 2  # the smallest number with communication between workers
 # with other machines, the ports of heartbeats and finished steps are fixed, too, for the sake of firewalls
 NUM_AUTH_PORTS = 4
 NUM_PORTS = 2  # ports for clients and for workers' control; the broker chooses the others itself
+DEVICE_TIMEOUT_S = 60.0  # for a process that imports torch and looks for a GPU
 MEMORY_SHARE = 0.8  # of the available memory; the rest is for the broker, the clients and the system
 
 
@@ -149,6 +151,7 @@ def up(
         check_ports(address, ports.start, len(ports))
     no_gateway = "" if no_http else unavailable_reason(settings.gateway, ports)
     export_source_path()
+    settings = with_device(settings)
     # Keys must outlive this process.
     state_path = settings.state_dir or (default_state_dir() if addresses else None)
     with state_directory(state_path) as directory:
@@ -387,6 +390,22 @@ def worker_memory_share(settings: Settings, num_workers: int) -> int | None:
     import psutil
 
     return int(psutil.virtual_memory().available * MEMORY_SHARE / max(1, num_workers))
+
+
+def with_device(settings: Settings) -> Settings:
+    """Return the settings with the device that ``auto`` stands for. Another process finds out: torch takes seconds, and
+    its memory. Raises ConfigError if that fails."""
+    worker = settings.worker
+    if worker.device != "auto":
+        return settings
+    code = f"from swarm.stage.engine.device import resolve_device; print(resolve_device('auto', {worker.bits!r}))"
+    command = [sys.executable, "-P", "-c", code]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEVICE_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(f"the device can't be found out ({error}): set worker.device to cpu or cuda") from None
+    found = worker.model_copy(update={"device": done.stdout.strip()})
+    return settings.model_copy(update={"worker": found})
 
 
 def divide_memory(share: int | None, sizes: Sequence[int]) -> list[int | None]:

@@ -7,7 +7,7 @@ import time
 from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
 
-from swarm.gateway.apis import ollama, ollama_models
+from swarm.gateway.apis import ollama, ollama_models, shapes
 from swarm.gateway.apis.ollama_writer import OllamaWriter, line
 from swarm.gateway.apis.writer import Json
 from swarm.gateway.completion.served_model import ServedModel
@@ -28,7 +28,7 @@ async def root() -> Response:
     return PlainTextResponse("Ollama is running")
 
 
-@router.post("/api/chat")
+@router.post("/api/chat", responses=shapes.response_or_lines_doc(shapes.OllamaAnswer))
 async def chat(request: Request, body: ollama.OllamaChatBody) -> Response:
     """Answer a conversation."""
     if body.only_loads:
@@ -38,7 +38,7 @@ async def chat(request: Request, body: ollama.OllamaChatBody) -> Response:
     )
 
 
-@router.post("/api/generate")
+@router.post("/api/generate", responses=shapes.response_or_lines_doc(shapes.OllamaAnswer))
 async def generate(request: Request, body: ollama.GenerateBody) -> Response:
     """Answer a prompt, or continue a text."""
     if body.only_loads:
@@ -56,14 +56,14 @@ async def _load(request: Request, body: ollama.OllamaBody, *, is_chat: bool) -> 
     return JsonResponse(line(served.name, int(time.time()), {}, is_chat=is_chat, done=True, done_reason=reason))
 
 
-@router.get("/api/tags")
+@router.get("/api/tags", responses=shapes.response_doc(shapes.OllamaModels))
 async def tags(request: Request) -> Response:
     """List the models."""
     created = request.app.state.created
     return JsonResponse({"models": [ollama_models.describe(served, created) for served in await _models(request)]})
 
 
-@router.get("/api/ps")
+@router.get("/api/ps", responses=shapes.response_doc(shapes.OllamaModels))
 async def loaded(request: Request) -> Response:
     """List the models that serve now."""
     created = request.app.state.created
@@ -78,7 +78,7 @@ async def _models(request: Request, *, only_serving: bool = False) -> list[Serve
     return [served for served, state in models if not only_serving or state == "serving"]
 
 
-@router.post("/api/show")
+@router.post("/api/show", responses=shapes.response_doc(shapes.OllamaModel))
 async def show(request: Request, body: ollama.NamedBody) -> Response:
     """Describe a model."""
     name = body.model or body.name
@@ -89,7 +89,7 @@ async def show(request: Request, body: ollama.NamedBody) -> Response:
     return JsonResponse(ollama_models.describe_fully(served, request.app.state.created))
 
 
-@router.get("/api/version")
+@router.get("/api/version", responses=shapes.response_doc(shapes.OllamaVersion))
 async def version() -> Response:
     """Return the version of Ollama whose API this is, and our own."""
     return JsonResponse({"version": ollama_models.API_VERSION, "swarm": __version__})

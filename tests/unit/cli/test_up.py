@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.cli.up.command import ChildCommands, OtherSwarm, check_ports, divide_memory, num_cores
+from swarm.cli.up.command import ChildCommands, OtherSwarm, check_ports, divide_memory, num_cores, with_device
 from swarm.cli.up.http import unavailable_reason
 from swarm.cli.up.models import resolve_model, resolve_models
 from swarm.cli.up.processes import LogFile
@@ -178,6 +178,14 @@ def test_models_divide_the_memory_in_proportion_to_their_weights() -> None:
     assert divide_memory(1000, [300, 100]) == [750, 250]
     assert divide_memory(1000, []) == [1000]
     assert divide_memory(None, [300, 100]) == [None, None]
+
+
+@pytest.mark.slow
+def test_auto_is_a_device_before_workers_start() -> None:
+    """Their memory and the fork server depend on it."""
+    assert with_device(load(None, {"worker.device": "auto"})).worker.device in ("cpu", "cuda")
+    portable = load(None, {"worker.device": "auto", "worker.bits": "portable"})
+    assert with_device(portable).worker.device == "cpu"
 
 
 def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
