@@ -142,7 +142,7 @@ def be_broker(port: int, num_requests: int) -> None:
 def be_gateway(port: int, broker: str) -> None:
     async def main() -> None:
         settings, answers = Settings(), FastClient()
-        doors = GatewayApp(settings, CompletionService(answers, ("*",)), NO_LOCAL_SWARM, lambda: AsyncClient(broker))  # type: ignore[arg-type]
+        doors = GatewayApp(settings, [CompletionService(answers, ("*",))], NO_LOCAL_SWARM, lambda: AsyncClient(broker))  # type: ignore[arg-type]
         http = bounded_protocol(settings.gateway)
         config = uvicorn.Config(doors.app, port=port, http=http, log_config=None, access_log=False)
         await uvicorn.Server(config).serve()

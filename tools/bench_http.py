@@ -110,7 +110,7 @@ def serve(source: str, port: int, profile: str) -> None:
         client: Any = FastClient() if source == "client" else AsyncClient(source)
         settings = Settings()
         app, connections = (
-            GatewayApp(settings, CompletionService(client, ("*",))).app,
+            GatewayApp(settings, [CompletionService(client, ("*",))]).app,
             bounded_protocol(settings.gateway),
         )
         config = uvicorn.Config(

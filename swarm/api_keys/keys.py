@@ -53,6 +53,7 @@ class ApiKey(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     created: str  # Time of creation (UTC), for people.
     limits: KeyLimits = KeyLimits()
     admin: bool = False  # May use the administration endpoints, too.
+    models: tuple[str, ...] = ()  # The only models that it may use; empty: all.
 
     def matches(self, secret: str) -> bool:
         return hmac.compare_digest(_hash(secret, self.salt), self.hash)
@@ -65,14 +66,17 @@ def _hash(secret: str, salt: str) -> str:
 _NO_KEY = ApiKey("", "", "00" * 16, "0" * 2 * _HASH_BYTES, "")
 
 
-def make_key(name: str, limits: KeyLimits, created: str, *, admin: bool = False) -> tuple[ApiKey, str]:
+def make_key(
+    name: str, limits: KeyLimits, created: str, *, admin: bool = False, models: tuple[str, ...] = ()
+) -> tuple[ApiKey, str]:
     """Create a key: return the record to store, and the text for its owner, which is shown once. Raises ConfigError."""
     if not _NAME.fullmatch(name):  # Compared instead of an unknown key, so that timing does not reveal which ids exist.
         raise ConfigError(f"a key's name is 1 to 64 letters, digits and . _ @ -, not {name[:80]!r}")
     limits.check()
     key_id, salt = secrets.token_hex(6), secrets.token_hex(16)
     secret = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode().rstrip("=")
-    return ApiKey(name, key_id, salt, _hash(secret, salt), created, limits, admin), f"sk-swarm-{key_id}-{secret}"
+    key = ApiKey(name, key_id, salt, _hash(secret, salt), created, limits, admin, models)
+    return key, f"sk-swarm-{key_id}-{secret}"
 
 
 class KeySet:

@@ -173,7 +173,8 @@ DraftOption = Annotated[
     ),
 ]
 DeviceOption = Annotated[
-    str | None, typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:N or mps. [default: cpu]")
+    str | None,
+    typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:N, mps, or auto (cuda or cpu). [default: cpu]"),
 ]
 DtypeOption = Annotated[
     Dtype | None, typer.Option("--dtype", help="Type of the weights in memory; auto: that of the model's files.")

@@ -183,7 +183,15 @@ def _rotate_key(home: CredentialStore) -> str:
 def gateway(
     context: typer.Context,
     *,
-    url: UrlOption = None,
+    url: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--url",
+            metavar="URL",
+            help="The broker's port for clients; several: one gateway for several swarms, as [[swarm]] in a file. "
+            "[default: SWARM_URL or tcp://127.0.0.1:5700]",
+        ),
+    ] = None,
     join: JoinOption = None,
     host: Annotated[
         str | None,
@@ -217,7 +225,8 @@ def gateway(
     die_with_parent()
     disable_core_dumps()
     overrides = {
-        "client.url": url,
+        "client.url": url[0] if url else None,
+        "swarm": [{"url": each} for each in url] if url and len(url) > 1 else None,
         "gateway.host": host,
         "gateway.port": port,
         "state_dir": str(state_dir) if state_dir else None,

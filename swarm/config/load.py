@@ -145,7 +145,7 @@ def _broken_rules(settings: Settings) -> Iterator[dict[str, str]]:
                 "worker.bits": f"worker.kernels = {worker.kernels!r} have bits of their own for bfloat16; choose "
                 "fast, or other kernels",
             }
-        if worker.device != "cpu":
+        if worker.device not in ("cpu", "auto"):
             yield {
                 "worker.bits": f"worker.device is {worker.device}, and only CPUs have portable bits; choose fast",
                 "worker.device": "only CPUs have portable bits, and worker.bits is portable; choose cpu",

@@ -113,6 +113,13 @@ class GatewaySettings(Section):
     )
 
 
+class SwarmSettings(Section):
+    """One of several swarms behind a gateway."""
+
+    url: str = Field(description="Its broker's port for clients, or the name of a swarm that this machine has joined.")
+    aliases: list[str] = Field(default=[], description="Other names that clients may use for its model.")
+
+
 class UpstreamSettings(Section):
     """Another OpenAI-compatible server that takes whole requests."""
 
@@ -184,6 +191,11 @@ class Settings(BaseSettings):
     client: ClientSettings = ClientSettings()
     gateway: GatewaySettings = GatewaySettings()
     log: LogSettings = LogSettings()
+    swarm: list[SwarmSettings] = Field(
+        default=[],
+        description="The swarms behind the gateway, if there are several: the model that a request names selects one, "
+        "and the first is the default. Each is a table [[swarm]] with url and aliases. Empty: the swarm of client.url.",
+    )
     upstream: list[UpstreamSettings] = Field(
         default=[],
         description="Other OpenAI-compatible servers to which the gateway passes requests: the first available one gets"

@@ -17,8 +17,10 @@ class WorkerSettings(Section):
     name: Annotated[str, Field(max_length=MAX_WORKER_NAME)] = Field(
         default="", description="Name in lists and plans. Empty: the machine's name and the process number."
     )
-    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:\d+)?|mps)$")] = Field(
-        default="cpu", description="Device that computes: cpu, cuda, cuda:N or mps. The CPU is always available."
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")] = Field(
+        default="cpu",
+        description="Device that computes: cpu, cuda, cuda:N or mps; auto: cuda if it is there and worker.bits is "
+        "fast, else cpu.",
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto",

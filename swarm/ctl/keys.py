@@ -72,6 +72,10 @@ def add(
     admin: Annotated[
         bool, typer.Option("--admin", help="It may administer the swarm from the console, and see all requests.")
     ] = False,
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", metavar="NAME", help="A model that it may use; repeat it for several. [default: all]"),
+    ] = None,
     keys_file: FileOption = None,
     config: ConfigOption = None,
     as_json: JsonOption = False,
@@ -81,7 +85,7 @@ def add(
     from swarm.api_keys.keys import KeyLimits, make_key, parse_priority
 
     limits = KeyLimits(rate, concurrency, tokens_per_day, parse_priority(max_priority))
-    key, shown = make_key(name, limits, _now(), admin=admin)
+    key, shown = make_key(name, limits, _now(), admin=admin, models=tuple(model or ()))
     update_keys(_keys_path(context, keys_file, config), lambda ring: ring.add(key))
     _show_new(key, shown, as_json)
 
@@ -255,7 +259,7 @@ def rotate(  # noqa: PLR0917 (options are parameters)
 
     def replace_key(ring: KeySet) -> KeySet:
         old = ring.get(name)
-        made.append(make_key(name, old.limits, _now(), admin=old.admin))
+        made.append(make_key(name, old.limits, _now(), admin=old.admin, models=old.models))
         return ring.replace(made[-1][0])
 
     update_keys(_keys_path(context, keys_file, config), replace_key)
@@ -375,4 +379,5 @@ def _row(key: ApiKey) -> Json:
         "tokens_per_day": limits.tokens_per_day,
         "max_priority": limits.max_priority,
         "admin": key.admin,
+        "models": list(key.models) or "all",
     }

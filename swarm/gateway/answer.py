@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from swarm.client.results import Piece
+from swarm.wire.messages import Timing
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -71,9 +72,11 @@ AnswerPart = TextPart | ReasoningPart | CallStartPart | CallArgumentsPart | Call
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
     """Token counts of a whole answer. ``cached``: tokens of the prompt that the swarm had already computed.
-    ``reasoning``: tokens of the answer that are thinking, with its marks."""
+    ``reasoning``: tokens of the answer that are thinking, with its marks. ``timing``: the broker's times, at the
+    end."""
 
     prompt: int
     answer: int
     cached: int = 0
     reasoning: int = 0
+    timing: Timing | None = None

@@ -16,18 +16,19 @@ from starlette.responses import PlainTextResponse, Response
 from swarm.gateway.apis import chat, completions, shapes
 from swarm.gateway.apis.anthropic_writer import MessageWriter
 from swarm.gateway.apis.models import describe_model, to_anthropic_list, to_anthropic_model
+from swarm.gateway.apis.ollama_writer import OllamaWriter
 from swarm.gateway.apis.response_writer import ResponseWriter
-from swarm.gateway.completion.service import CompletionService
 from swarm.gateway.completion_request import CompletionRequest
 from swarm.gateway.console.console import Console
 from swarm.gateway.errors import ApiError
 from swarm.gateway.http.handler import CompletionHandler, CompletionJob, WriterFactory
 from swarm.gateway.http.json import JsonResponse
-from swarm.gateway.http.state import caller_of, handler_of, parse_off_loop, service_of
+from swarm.gateway.http.state import caller_of, handler_for, parse_off_loop, resume_answer, select_service, swarms_of
 from swarm.gateway.http.usage import UsageRecorder, api_of
 from swarm.gateway.resume_state import ResumeState
 from swarm.gateway.routes import console as pages
-from swarm.gateway.routes import conversation, messages, responses, tokenizing
+from swarm.gateway.routes import conversation, messages, ollama, responses, tokenizing
+from swarm.gateway.swarms import Swarms
 from swarm.metrics.exposition import render
 from swarm.metrics.http import HttpMetrics
 from swarm.version import __version__
@@ -37,16 +38,18 @@ WRITERS: dict[str, WriterFactory] = {
     "completions": completions.CompletionWriter,
     "responses": ResponseWriter,
     "messages": MessageWriter,
+    "ollama": OllamaWriter,
 }
 
 _ERRORS = (400, 401, 403, 404, 409, 413, 422, 429, 500, 503, 504)
 Responses = dict[int | str, dict[str, Any]]
 ERRORS: Responses = {status: {"description": "An error object.", "model": shapes.Error} for status in _ERRORS}
+OLLAMA_ERRORS: Responses = {status: {**told, "model": shapes.OllamaError} for status, told in ERRORS.items()}
 MESSAGE_ERRORS: Responses = {status: {**told, "model": shapes.MessageError} for status, told in ERRORS.items()}
 
 
-def make_app(service: CompletionService, usage: UsageRecorder | None = None, console: Console | None = None) -> FastAPI:
-    """Return the application on this completion service. ``usage`` records the usage of its answers."""
+def make_app(swarms: Swarms, usage: UsageRecorder | None = None, console: Console | None = None) -> FastAPI:
+    """Return the application on these swarms. ``usage`` records the usage of its answers."""
     usage = usage or UsageRecorder(HttpMetrics())
 
     @asynccontextmanager
@@ -55,25 +58,24 @@ def make_app(service: CompletionService, usage: UsageRecorder | None = None, con
         if console is not None:
             await console.aclose()
         await usage.aclose()
-        await service.aclose()
-        await service.client.aclose()
+        await swarms.aclose()
 
     app = FastAPI(
         title="Swarm", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None, strict_content_type=False
     )
-    app.state.desk, app.state.counter, app.state.created = (
-        service,
-        CompletionHandler(service, WRITERS, usage),
-        int(time.time()),
-    )
+    app.state.swarms, app.state.created = swarms, int(time.time())
+    app.state.handlers = {service: CompletionHandler(service, WRITERS, usage) for service in swarms.services}
     app.state.numbers = usage.metrics
     app.state.more_models = []  # names of other servers' models
     for api_router in (router, responses.router, tokenizing.router):
         app.include_router(api_router, responses=ERRORS)
     app.include_router(messages.router, responses=MESSAGE_ERRORS)
+    app.include_router(ollama.router, responses=OLLAMA_ERRORS)
     if console is not None:
         app.state.console = console
         app.include_router(pages.router)
+    else:
+        app.include_router(ollama.root_router)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(RequestValidationError, _on_invalid_body)
     app.add_exception_handler(HTTPException, _on_http_error)
@@ -94,27 +96,33 @@ async def health() -> Response:
 @router.head("/ready", include_in_schema=False)
 @router.get("/ready", responses=shapes.response_doc(shapes.StateShape))
 async def ready(request: Request) -> Response:
-    """Report whether a plan is serving."""
-    description = await service_of(request).description()
+    """Report whether a plan is serving, of any swarm."""
+    description = await swarms_of(request).best_description()
     if description.state != "serving":
         text = f"the swarm is {description.state}" + (f": {description.waits_for}" if description.waits_for else "")
         raise ApiError(503, text, code="unavailable", retry_after_s=2.0)
     return JsonResponse({"status": "ok", "state": description.state})
 
 
-@router.get("/metrics", response_class=PlainTextResponse)
-async def metrics(request: Request) -> Response:
-    """Return metrics for Prometheus: the swarm's, and this gateway's."""
-    text, kind = await render(service_of(request).client.query, request.app.state.numbers)
+_UNKNOWN_MODEL: Responses = {
+    404: {"description": "An error object.", "content": {"application/json": {"schema": {"type": "object"}}}}
+}
+
+
+@router.get("/metrics", response_class=PlainTextResponse, responses=_UNKNOWN_MODEL)
+async def metrics(request: Request, model: str | None = None) -> Response:
+    """Return metrics for Prometheus: those of the swarm with this model, or of the first, and this gateway's."""
+    client = swarms_of(request).client_for(model)
+    text, kind = await render(client.query, request.app.state.numbers)
     return Response(text, media_type=kind)
 
 
 @router.get("/v1/models", responses=shapes.response_doc(shapes.ModelsShape))
 async def models(request: Request) -> Response:
-    served = await service_of(request).served_model()
-    created = request.app.state.created
-    others = [_describe_other_model(name, created) for name in request.app.state.more_models]
-    described = [describe_model(served, created), *others]
+    created, caller = request.app.state.created, caller_of(request)
+    own = await swarms_of(request).models(caller)
+    others = [_describe_other_model(name, created) for name in request.app.state.more_models if caller.may_use(name)]
+    described = [*(describe_model(served, created, state) for served, state in own), *others]
     if is_anthropic(request):
         return JsonResponse(to_anthropic_list(described))
     return JsonResponse({"object": "list", "data": described})
@@ -122,12 +130,12 @@ async def models(request: Request) -> Response:
 
 @router.get("/v1/models/{name:path}", responses=shapes.response_doc(shapes.ModelShape))
 async def model(request: Request, name: str) -> Response:
-    if name in request.app.state.more_models:
+    if name in request.app.state.more_models and caller_of(request).may_use(name):
         described = _describe_other_model(name, request.app.state.created)
     else:
-        served = await service_of(request).served_model()
+        service, served = await select_service(request, name)
         served.check_name(name)
-        described = describe_model(served, request.app.state.created)
+        described = describe_model(served, request.app.state.created, service.state)
     return JsonResponse(to_anthropic_model(described) if is_anthropic(request) else described)
 
 
@@ -145,7 +153,7 @@ async def chat_completions(request: Request, body: chat.ChatBody) -> Response:
 @router.post("/v1/completions", responses=shapes.response_or_stream_doc(shapes.TextShape))
 async def text_completions(request: Request, body: completions.CompletionBody) -> Response:
     """Continue a text, or several."""
-    served = await service_of(request).served_model()
+    service, served = await select_service(request, body.model)
 
     def parse_body() -> tuple[list[CompletionRequest], ResumeState]:
         asks = completions.to_requests(body, served)
@@ -156,13 +164,13 @@ async def text_completions(request: Request, body: completions.CompletionBody) -
     job = CompletionJob(
         request_id, asks, memo, completions.CompletionWriter(memo, served, request_id), bool(body.stream)
     )
-    return await handler_of(request).serve(request, served, caller_of(request), job)
+    return await handler_for(request, service).serve(request, served, caller_of(request), job)
 
 
 @router.get("/v1/streams/{event_id}", responses={200: {"content": shapes.EVENTS}})
 async def go_on(request: Request, event_id: str) -> Response:
     """Resume a stream after the event with this id."""
-    return await handler_of(request).resume(request.headers.get("last-event-id") or event_id, caller_of(request))
+    return await resume_answer(request, request.headers.get("last-event-id") or event_id)
 
 
 # --- errors
@@ -183,7 +191,7 @@ def error_response(request: Request, problem: ApiError) -> Response:
         # middleware that may ask another server counts refusals itself
         count = request.scope.get("swarm.refused", numbers.count_refused)
         count(api_of(request.url.path), problem.status)
-    body = problem.to_anthropic() if is_anthropic(request) else problem.to_openai()
+    body = problem.to_anthropic() if is_anthropic(request) else problem.body_for(request.url.path)
     return JsonResponse(body, status_code=problem.status, headers=problem.headers)
 
 

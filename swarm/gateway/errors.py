@@ -70,6 +70,16 @@ class ApiError(Exception):
         kind = {429: "rate_limit_error", 503: "overloaded_error", 504: "timeout_error"}.get(self.status, self.type)
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
+    def to_ollama(self) -> dict[str, Any]:
+        """Return the body that Ollama's clients expect."""
+        return {"error": self.message}
+
+    def body_for(self, path: str) -> dict[str, Any]:
+        """Return the body in the format of the API of this path."""
+        if path.startswith("/v1/messages"):
+            return self.to_anthropic()
+        return self.to_ollama() if path.startswith("/api/") else self.to_openai()
+
 
 class ContextOverflow(ApiError):
     """The prompt leaves no room in the model's context. Routers and agents recognise the sentence of the API that they

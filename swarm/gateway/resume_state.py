@@ -10,7 +10,7 @@ from swarm.gateway.completion_request import ToolOptions
 from swarm.gateway.reasoning.format import ReasoningStart
 from swarm.wire.messages import MAX_MEMO, MAX_TOKENS
 
-ApiName = Literal["chat", "completions", "responses", "messages"]
+ApiName = Literal["chat", "completions", "responses", "messages", "ollama"]
 
 
 class OfferedTool(msgspec.Struct, frozen=True, omit_defaults=True):

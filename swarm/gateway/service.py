@@ -9,7 +9,7 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -92,26 +92,35 @@ async def _main(
 ) -> int:
     own = settings.gateway
 
-    def make_client() -> AsyncClient:
+    # aliases of the settings are the first model's
+    brokers: list[tuple[BrokerCredentials | str | None, list[str]]] = [(broker, [])]
+    if settings.swarm:
+        brokers = [(entry.url, entry.aliases) for entry in settings.swarm]
+    brokers[0] = brokers[0][0], [*own.aliases, *brokers[0][1]]
+
+    def make_client(broker: BrokerCredentials | str | None) -> AsyncClient:
         return AsyncClient(
             broker,
             connect_timeout_s=settings.client.connect_timeout_s,
             reconnect_timeout_s=settings.client.reconnect_timeout_s,
         )
 
-    client = make_client()
-    service = CompletionService(
-        client,
-        own.aliases,
-        parse_special=own.parse_special_tokens,
-        ignore_unknown_fields=own.unknown_fields == "ignore",
-        defaults=RequestDefaults(own.default_max_tokens, own.default_temperature),
-    )
+    services = [
+        CompletionService(
+            make_client(broker),
+            aliases,
+            parse_special=own.parse_special_tokens,
+            ignore_unknown_fields=own.unknown_fields == "ignore",
+            defaults=RequestDefaults(own.default_max_tokens, own.default_temperature),
+        )
+        for broker, aliases in brokers
+    ]
+    clients = [service.client for service in services]
     gateway_app = GatewayApp(
         settings,
-        service,
+        services,
         local_swarm,
-        make_client,
+        lambda: make_client(brokers[0][0]),
         lambda: settings_report("gateway", unit.describe_settings("gateway")),
     )
     config = uvicorn.Config(
@@ -125,17 +134,18 @@ async def _main(
         timeout_keep_alive=int(KEEP_ALIVE_S),
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )
-    log.info("gateway_listens", url=f"http://{own.host}:{own.port}", broker=client.url)
+    log.info("gateway_listens", url=f"http://{own.host}:{own.port}", broker=", ".join(client.url for client in clients))
     if not gateway_app.needs_keys:
         log.warning("no_keys", note="only this machine is served; swarmctl keys add makes a key")
-    warming = asyncio.create_task(service.keep_warm())
+    warming = [asyncio.create_task(service.keep_warm()) for service in services]
     try:
-        await GatewayServer(config, client, unit, f"http://{own.host}:{own.port}", gateway_app.end_streams).serve(
+        await GatewayServer(config, clients, unit, f"http://{own.host}:{own.port}", gateway_app.end_streams).serve(
             sockets=[listener]
         )
     finally:
-        warming.cancel()
-        await asyncio.gather(warming, return_exceptions=True)
+        for task in warming:
+            task.cancel()
+        await asyncio.gather(*warming, return_exceptions=True)
         await gateway_app.aclose()
     log.info("gateway_ended")
     return 0
@@ -148,14 +158,14 @@ class GatewayServer(uvicorn.Server):
     def __init__(
         self,
         config: uvicorn.Config,
-        client: AsyncClient,
+        clients: Sequence[AsyncClient],
         unit: ServiceContext,
         url: str,
         end_streams: Callable[[], None],
     ) -> None:
         """Create the server. ``end_streams``: ends streams that have no end of their own."""
         super().__init__(config)
-        self._client, self._unit, self._url, self._end_streams = client, unit, url, end_streams
+        self._clients, self._unit, self._url, self._end_streams = clients, unit, url, end_streams
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -191,7 +201,8 @@ class GatewayServer(uvicorn.Server):
         self._end_streams()
         await self._wait_until_idle(GRACE_S)
         num_left = len(self.server_state.tasks)
-        await self._client.abandon()  # before the tasks end: they would cancel their requests
+        for client in self._clients:
+            await client.abandon()  # before the tasks end: they would cancel their requests
         for connection in list(self.server_state.connections):
             connection.transport.abort()
         for task in list(self.server_state.tasks):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from swarm.params import SamplingParams
-from swarm.stage.engine.device import CudaClock, make_clock, memory_stats
+from swarm.stage.engine.device import CudaClock, make_clock, memory_stats, resolve_device
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch, ForwardResult, SampleJob
 from swarm.wire.messages import LayerRange, Row
@@ -39,6 +39,14 @@ def forward(executor: TorchExecutor, *, sample: bool) -> ForwardResult:
     job = SampleJob(0, SamplingParams(), 1, [5, 6, 7], 3)
     batch = Batch((Row(1, 0, 3, sample),), np.array([5, 6, 7]), hidden, (job,) if sample else ())
     return executor.forward(batch, never, nothing)
+
+
+def test_auto_is_cuda_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless bits must be portable; a device that was named stays."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert [resolve_device("auto"), resolve_device("auto", "portable"), resolve_device("mps")] == ["cuda", "cpu", "mps"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("auto") == "cpu"
 
 
 def test_what_is_timed(llama: Path) -> None:

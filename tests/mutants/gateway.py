@@ -4,6 +4,38 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        name="http-key-limited-to-models-uses-others",
+        breaks="A key that may use some models only gets answers of others.",
+        target="swarm.gateway.swarms:Swarms._known",
+        old="return [(each, served) for each, served in known if caller.may_use(served.name)]",
+        new="return known",
+        caught_by="tests/unit/gateway/test_swarms.py::test_a_key_may_be_limited_to_models",
+    ),
+    Mutant(
+        name="http-alias-before-name",
+        breaks="An alias of one swarm's model hides another swarm's model of that name.",
+        target="swarm.gateway.swarms:Swarms._find",
+        old="return next(by_name, None) or next(by_alias, None)",
+        new="return next(by_alias, None) or next(by_name, None)",
+        caught_by="tests/unit/gateway/test_swarms.py::test_the_model_chooses_the_swarm",
+    ),
+    Mutant(
+        name="http-silent-swarm-has-no-models",
+        breaks="While a swarm has not answered, its model is reported as unknown for good instead of unavailable.",
+        target="swarm.gateway.swarms:Swarms._choose",
+        old="if silent := self._silent():",
+        new="if silent := []:",
+        caught_by="tests/unit/gateway/test_swarms.py::test_a_swarm_that_never_answered_holds_up_no_other",
+    ),
+    Mutant(
+        name="ollama-results-in-any-order",
+        breaks="Results of tools are connected with the calls in their order, whatever tool they name.",
+        target="swarm.gateway.apis.ollama:_match_result",
+        old='if call_id == call["id"] or (not call_id and name in (None, call["function"]["name"])):',
+        new="if True:",
+        caught_by="tests/unit/gateway/apis/test_ollama.py::test_results_find_their_calls",
+    ),
+    Mutant(
         name="http-usage-chunk-without-choices",
         breaks="The stream's usage chunk has no `choices` list, which clients read.",
         target="swarm.gateway.apis.chat:ChatWriter.end_events",
@@ -14,7 +46,7 @@ MUTANTS = (
     Mutant(
         name="http-anybody-reads-a-kept-answer",
         breaks="A client with another API key can read a stored answer by its id.",
-        target="swarm.gateway.completion.service:CompletionService._recall",
+        target="swarm.gateway.completion.service:CompletionService.recall",
         old="if memo is None or submit.tenant != caller.tenant:",
         new="if memo is None:",
         caught_by="tests/unit/gateway/test_desk.py::test_an_answer_is_read_on_by_its_owner_alone",
@@ -87,7 +119,7 @@ MUTANTS = (
         name="http-clients-name-reaches-another-server",
         breaks="A request that is passed to another server keeps the client's name for the model.",
         target="swarm.gateway.upstream.proxy:UpstreamProxy._overflow",
-        old='targets = self.pool.overflow_targets("" if served is None else served.name, reason, time.monotonic())',
+        old="targets = self.pool.overflow_targets(name, reason, time.monotonic())",
         new='targets = self.pool.overflow_targets(str(fields.get("model")), reason, time.monotonic())',
         caught_by="tests/unit/gateway/test_relay.py::test_no_name_that_a_client_wrote_reaches_a_server_that_it_is_not_meant_for",
     ),

@@ -8,7 +8,9 @@ import os
 import signal
 import site
 import socket
+import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -32,9 +34,10 @@ from swarm.cli.options import (
     WeightsOption,
     load_settings,
 )
-from swarm.cli.output import EXIT_INTERRUPTED, ConsoleProgress, JsonProgress, print_error
+from swarm.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, ConsoleProgress, JsonProgress, print_error
 from swarm.cli.up.http import GatewayPoller, unavailable_reason
-from swarm.cli.up.supervisor import BROKER, GATEWAY, MAX_WORKERS
+from swarm.cli.up.processes import PARENT_FD_VARIABLE, die_with_parent
+from swarm.cli.up.supervisor import BROKER, EX_CONFIG, GATEWAY, MAX_WORKERS, SWARM_PREFIX, is_worker
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -44,6 +47,7 @@ NUM_WORKERS = 2  # the smallest number with communication between workers
 # with other machines, the ports of heartbeats and finished steps are fixed, too, for the sake of firewalls
 NUM_AUTH_PORTS = 4
 NUM_PORTS = 2  # ports for clients and for workers' control; the broker chooses the others itself
+DEVICE_TIMEOUT_S = 60.0  # for a process that imports torch and looks for a GPU
 MEMORY_SHARE = 0.8  # of the available memory; the rest is for the broker, the clients and the system
 
 
@@ -51,12 +55,13 @@ def up(
     context: typer.Context,
     *,
     model: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--model",
             metavar="MODEL",
             help="The model: DIR, FILE.gguf, or owner/name[:QUANTIZATION][@revision] on the hub, of which each worker "
-            "fetches what its layers need. [default: the embedded demo model]",
+            "fetches what its layers need. Several: a swarm for each, behind one gateway. [default: the embedded demo "
+            "model]",
         ),
     ] = None,
     workers: Annotated[
@@ -66,8 +71,8 @@ def up(
             metavar="N",
             min=0,
             max=MAX_WORKERS,
-            help="Workers to start; with fewer than two, nothing is distributed. 0: only the broker; workers "
-            "join later (swarm worker, swarmctl join).",
+            help="Workers to start for each model; with fewer than two, nothing is distributed. 0: only the broker; "
+            "workers join later (swarm worker, swarmctl join).",
         ),
     ] = NUM_WORKERS,
     listen: ListenOption = None,
@@ -98,20 +103,23 @@ def up(
     that is removed at the end. With --json, each line is an object whose "event" is starting, progress, serving (with
     url, model, epoch and stages; once per plan), http (with url, keys and console: the gateway answers there) or note.
     There is no gateway, and a line says so, if its packages are missing, or if port 8000 is in use and was not chosen
-    explicitly.
+    explicitly. Several models divide the free memory in proportion to their weights; each has two ports (four with
+    --listen), from --port on.
     """
     from swarm.auth.memberships import default_state_dir
-    from swarm.cli.up.models import resolve_draft, resolve_model
+    from swarm.cli.up.models import resolve_draft, resolve_model, resolve_models
     from swarm.cli.up.statedir import state_directory
     from swarm.safe_stream import guard_stdout
     from swarm.wire.addresses import resolve_own
 
+    is_child = PARENT_FD_VARIABLE in os.environ  # of a swarm up with several models
+    die_with_parent()
     guard_stdout()  # a closed stdout must not end the swarm
 
     # Until the runner installs its handlers, SIGTERM cleans up like Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     overrides = {
-        "model": model,
+        "model": model[0] if model else None,
         "broker.port": port,
         "broker.listen": listen or None,
         "broker.discoverable": discoverable or None,
@@ -130,22 +138,35 @@ def up(
         raise typer.BadParameter("--http and --no-http contradict each other: give one")
     settings = load_settings(context, config, overrides)
     require_packages("broker", *(["worker"] if workers else []))
-    path, draft_path = resolve_model(settings), resolve_draft(settings)
-    check_ports(settings.broker.host, settings.broker.port)
+    several = model if model and len(model) > 1 else []
+    if several and settings.broker.draft:
+        raise typer.BadParameter("a draft model goes with one model: give one --model, or no draft model")
+    models = resolve_models(settings, several)
+    path, draft_path = models[0].location if models else resolve_model(settings), resolve_draft(settings)
     addresses = resolve_own(settings.broker.listen)
+    num_ports = NUM_AUTH_PORTS if addresses else NUM_PORTS
+    ports = range(settings.broker.port, settings.broker.port + num_ports * max(1, len(models)))
+    check_ports(settings.broker.host, ports.start, len(ports) if models else NUM_PORTS)
     for address in addresses:
-        check_ports(address, settings.broker.port, NUM_AUTH_PORTS)
-    ports = range(settings.broker.port, settings.broker.port + (NUM_AUTH_PORTS if addresses else NUM_PORTS))
+        check_ports(address, ports.start, len(ports))
     no_gateway = "" if no_http else unavailable_reason(settings.gateway, ports)
     export_source_path()
+    settings = with_device(settings)
     # Keys must outlive this process.
     state_path = settings.state_dir or (default_state_dir() if addresses else None)
     with state_directory(state_path) as directory:
         share = worker_memory_share(settings, workers)
-        commands = ChildCommands(settings, config, path, directory, workers, share, verbose, addresses, draft_path)
+        shares = divide_memory(share, [each.num_bytes for each in models])
+        others = tuple(
+            OtherSwarm(SWARM_PREFIX + each.name, each.location, ports.start + number * num_ports, shares[number])
+            for number, each in enumerate(models)
+        )[1:]
+        commands = ChildCommands(
+            settings, config, path, directory, workers, shares[0], verbose, addresses, draft_path, others
+        )
         plan = _UpPlan(workers, http=not no_http and not no_gateway, note=no_gateway)
         code = asyncio.run(_run(commands, directory, plan, verbose, as_json))
-    raise typer.Exit(code)
+    raise typer.Exit(EX_CONFIG if is_child and code == EXIT_FAILED else code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +187,9 @@ async def _run(commands: ChildCommands, directory: Path, plan: _UpPlan, verbose:
         [f"starting a broker at {commands.url} and {count}; logs: {directory / 'logs'}"],
         {"event": "starting", "url": commands.url, "num_workers": plan.num_workers, "logs": str(directory / "logs")},
     )
+    for other in commands.others:
+        url, log = commands.url_at(other.port), directory / "logs" / f"{other.name}.log"
+        progress.print_line(f"{other.name}: a swarm of {other.model} at {url}; its log: {log}")
     if plan.note:
         progress.print_line(plan.note)
     if commands.addresses:
@@ -190,7 +214,7 @@ async def _run(commands: ChildCommands, directory: Path, plan: _UpPlan, verbose:
         forkserver=forkserver,
         verbose=verbose,
     )
-    error = await runner.run(plan.num_workers)
+    error = await runner.run(plan.num_workers, tuple(other.name for other in commands.others))
     progress.clear_status()
     if error is not None:
         return print_error("swarm", error)
@@ -222,6 +246,16 @@ def _port_error(host: str, port: int, all_ports: range, error: OSError) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherSwarm:
+    """A further swarm: the name of its child, its model, its first port, and the bytes of each worker's process."""
+
+    name: str
+    model: str
+    port: int
+    memory_share: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class ChildCommands:
     """Command lines of the children: flags for what differs from child to child; file and environment are inherited."""
 
@@ -234,16 +268,22 @@ class ChildCommands:
     verbose: bool
     addresses: tuple[str, ...] = ()  # where other machines are served
     draft: str | None = None  # draft model
+    others: tuple[OtherSwarm, ...] = ()
 
     @property
     def url(self) -> str:
+        return self.url_at(self.settings.broker.port)
+
+    def url_at(self, port: int) -> str:
         host = self.settings.broker.host
-        return f"tcp://{f'[{host}]' if ':' in host else host}:{self.settings.broker.port}"
+        return f"tcp://{f'[{host}]' if ':' in host else host}:{port}"
 
     def __call__(self, name: str, memory_limit: int | None) -> list[str]:
         """Return the command line of child ``name``."""
         if name in (BROKER, GATEWAY):
             flags = self._broker_flags() if name == BROKER else self._gateway_flags()
+        elif not is_worker(name):
+            flags = self._swarm_flags(next(other for other in self.others if other.name == name))
         else:
             flags = self._worker_flags(name, memory_limit)
         if self.config is not None:
@@ -285,11 +325,31 @@ class ChildCommands:
         return [
             GATEWAY,
             *("--url", self.url),
+            *(part for other in self.others for part in ("--url", self.url_at(other.port))),
             *("--host", gateway.host),
             *("--http", str(gateway.port)),
             *("--state-dir", str(self.directory)),
             *("--logs", str(self.directory / "logs")),
             *(["--demo"] if is_demo else []),
+        ]
+
+    def _swarm_flags(self, other: OtherSwarm) -> list[str]:
+        worker = self.settings.worker
+        limit = worker.memory_limit or other.memory_share
+        return [
+            *("up", "--no-http"),
+            *("--model", other.model),
+            *("--workers", str(self.num_workers)),
+            *("--port", str(other.port)),
+            *("--mode", self.settings.broker.mode),
+            *("--device", worker.device),
+            *("--dtype", worker.dtype),
+            *("--weights", worker.weights),
+            *("--threads", str(worker.threads or self._share_of_cores())),
+            *("--state-dir", str(self.directory / other.name)),
+            *(part for address in self.addresses for part in ("--listen", address)),
+            *(("--memory-limit", str(int(limit))) if limit else ()),
+            *(["--verbose"] if self.verbose else []),
         ]
 
     def _worker_flags(self, name: str, memory_limit: int | None) -> list[str]:
@@ -309,7 +369,7 @@ class ChildCommands:
         ]
 
     def _share_of_cores(self) -> int:
-        return max(1, num_cores() // max(1, self.num_workers))
+        return max(1, num_cores() // max(1, self.num_workers * (1 + len(self.others))))
 
 
 def num_cores() -> int:
@@ -330,6 +390,30 @@ def worker_memory_share(settings: Settings, num_workers: int) -> int | None:
     import psutil
 
     return int(psutil.virtual_memory().available * MEMORY_SHARE / max(1, num_workers))
+
+
+def with_device(settings: Settings) -> Settings:
+    """Return the settings with the device that ``auto`` stands for. Another process finds out: torch takes seconds, and
+    its memory. Raises ConfigError if that fails."""
+    worker = settings.worker
+    if worker.device != "auto":
+        return settings
+    code = f"from swarm.stage.engine.device import resolve_device; print(resolve_device('auto', {worker.bits!r}))"
+    command = [sys.executable, "-P", "-c", code]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEVICE_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(f"the device can't be found out ({error}): set worker.device to cpu or cuda") from None
+    found = worker.model_copy(update={"device": done.stdout.strip()})
+    return settings.model_copy(update={"worker": found})
+
+
+def divide_memory(share: int | None, sizes: Sequence[int]) -> list[int | None]:
+    """Return each model's part of a worker's memory, in proportion to the bytes of its weights; for a single model, all
+    of it. Then room for keys and values is in proportion, too."""
+    if share is None or not sum(sizes):
+        return [share] * max(1, len(sizes))
+    return [share * size // sum(sizes) for size in sizes]
 
 
 def export_source_path() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarm.errors import ModelError
+from swarm.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
     from swarm.config import Settings
@@ -29,6 +31,26 @@ def resolve_model(settings: Settings) -> str:
     return _resolve(model, Quantization.from_settings(settings.worker))
 
 
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """A model to run. ``location``: what workers load; ``num_bytes``: bytes of its weights in the files."""
+
+    name: str
+    location: str
+    num_bytes: int
+
+
+def resolve_models(settings: Settings, models: Sequence[str]) -> list[ResolvedModel]:
+    """Return several models, each as ``resolve_model`` does. Raises ``ConfigError`` if two have the same name."""
+    from swarm.stage.quantization.at_load import Quantization
+
+    resolved = [_resolve_whole(model, Quantization.from_settings(settings.worker)) for model in models]
+    names = [model.name for model in resolved]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ConfigError(f"two models are called {min(twice)!r}, and requests select a model by its name")
+    return resolved
+
+
 def resolve_draft(settings: Settings) -> str | None:
     """Return what the draft model's process loads, as ``resolve_model`` does; None without a draft model."""
     if settings.broker.draft is None:
@@ -39,6 +61,10 @@ def resolve_draft(settings: Settings) -> str | None:
 
 
 def _resolve(model: str, quantization: Quantization) -> str:
+    return _resolve_whole(model, quantization).location
+
+
+def _resolve_whole(model: str, quantization: Quantization) -> ResolvedModel:
     from swarm.cli.output import ConsoleProgress
     from swarm.stage.model.checkpoint import Checkpoint
     from swarm.stage.model.location import locate_model
@@ -51,8 +77,8 @@ def _resolve(model: str, quantization: Quantization) -> str:
     if location.remote is None and location.gguf is None:
         _check_folder(location.folder)
     # raises ModelError, once instead of in each worker
-    Checkpoint.at(location, quantization)
-    return location.name
+    checkpoint = Checkpoint.at(location, quantization)
+    return ResolvedModel(checkpoint.name, location.name, checkpoint.num_bytes)
 
 
 def _check_folder(path: Path) -> None:

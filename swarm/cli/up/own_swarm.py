@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from swarm.cli.meta.packages import require_packages
 from swarm.cli.options import Dtype, Mode, Weights, load_settings
 from swarm.cli.output import ConsoleProgress
-from swarm.cli.up.command import ChildCommands, check_ports, export_source_path, worker_memory_share
+from swarm.cli.up.command import ChildCommands, check_ports, export_source_path, with_device, worker_memory_share
 from swarm.cli.up.host import HostConnection
 from swarm.cli.up.models import resolve_model
 from swarm.cli.up.runner import Runner
@@ -70,6 +70,7 @@ def run_with_own_swarm(
     require_packages("broker", "worker")
     path = resolve_model(settings)
     export_source_path()
+    settings = with_device(settings)
     with state_directory(None) as directory:
         share = worker_memory_share(settings, wanted.num_workers)
         commands = ChildCommands(settings, wanted.config, path, directory, wanted.num_workers, share, verbose=False)

@@ -16,7 +16,6 @@ from swarm.cli.up.processes import Lifeline, LogFile, Process, describe_line, re
 from swarm.cli.up.supervisor import (
     GATEWAY,
     GRACE_S,
-    NON_WORKERS,
     Action,
     AnswerRequest,
     ChildExited,
@@ -33,6 +32,7 @@ from swarm.cli.up.supervisor import (
     SupervisorStarted,
     SupervisorTick,
     TerminateChild,
+    is_worker,
 )
 
 CommandOf = Callable[[str, int | None], Sequence[str]]  # (child's name, memory limit) → command line
@@ -108,13 +108,14 @@ class Runner:
         """Whether a second signal asked for an immediate end."""
         return self._num_interrupts > 1
 
-    async def run(self, num_workers: int) -> str | None:
-        """Run until the end; return the error, or None after a requested stop. No child survives in any case."""
+    async def run(self, num_workers: int, swarms: tuple[str, ...] = ()) -> str | None:
+        """Run until the end, with these further swarms; return the error, or None after a requested stop. No child
+        survives in any case."""
         try:
             self._add_signal_handlers()
             if num_workers:
                 self._start_forkserver()  # first, because it takes the longest
-            self.feed(SupervisorStarted(num_workers, gateway=self._gateway_watch is not None))
+            self.feed(SupervisorStarted(num_workers, self._gateway_watch is not None, swarms))
             self._host = self._make_host()
             async with asyncio.TaskGroup() as group:
                 loops = [
@@ -209,7 +210,7 @@ class Runner:
         )
 
     def _start_process(self, name: str, command: Sequence[str], log: LogFile) -> Process | ForkedProcess:
-        if name not in NON_WORKERS:
+        if is_worker(name):
             self._restart_forkserver()
             if self._forkserver is not None and self._forkserver.is_outdated:
                 self._forkserver.stop()

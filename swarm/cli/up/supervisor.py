@@ -14,6 +14,8 @@ Rules:
 * The gateway, if there is one, is started when the swarm first serves, or after ``GATEWAY_AFTER_S`` if it does not: an
   earlier start would take processor time from the workers and delay serving. Like the broker, it is always restarted,
   but the swarm can run without it: if it can never work, only the gateway is given up.
+* A further swarm, of another model, is a child, too: a ``swarm up`` of its own. It is restarted like the broker; if it
+  can never work, only it is given up.
 * A request for more workers is answered when they have joined, or can never work.
 * Stopping: all children are terminated together. The ones that still run after ``GRACE_S`` are killed, and ``REAP_S``
   later the supervisor ends even if the kernel has not ended them. A second request to stop kills immediately. No child
@@ -43,7 +45,12 @@ MAX_WORKERS = 64  # on one machine; more than is useful, but few enough to keep 
 
 BROKER = "broker"
 GATEWAY = "gateway"
-NON_WORKERS = (BROKER, GATEWAY)  # not workers: the broker can't dismiss them
+SWARM_PREFIX = "swarm-"  # of the children that run further swarms, each of its own model
+
+
+def is_worker(name: str) -> bool:
+    """Whether a child is a worker; the broker can't dismiss others."""
+    return name not in (BROKER, GATEWAY) and not name.startswith(SWARM_PREFIX)
 
 
 # --- events: what can happen -----------------------------------------------------------------------------------------
@@ -51,10 +58,12 @@ NON_WORKERS = (BROKER, GATEWAY)  # not workers: the broker can't dismiss them
 
 @dataclass(frozen=True, slots=True)
 class SupervisorStarted:
-    """``swarm up`` starts, with this number of workers, and with or without a gateway."""
+    """``swarm up`` starts, with this number of workers, with or without a gateway, and with further swarms (names of
+    children)."""
 
     num_workers: int
     gateway: bool = False
+    swarms: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +234,7 @@ class Supervisor:
 
     def workers(self) -> tuple[str, ...]:
         """Return the workers that run or will be restarted."""
-        return tuple(
-            c.name for c in self._children.values() if c.name not in NON_WORKERS and c.phase is not _ChildPhase.AWAY
-        )
+        return tuple(c.name for c in self._children.values() if is_worker(c.name) and c.phase is not _ChildPhase.AWAY)
 
     def wake_at(self) -> float | None:
         """Return the time at which the next ``SupervisorTick`` is due; None if only an event can change anything."""
@@ -246,11 +253,13 @@ class Supervisor:
 
     def _dispatch(self, event: Event, now: float) -> Iterator[Action]:
         match event:
-            case SupervisorStarted(num_workers, gateway):
+            case SupervisorStarted(num_workers, gateway, swarms):
                 self._gateway_at = now + GATEWAY_AFTER_S if gateway else None
                 yield self._start_new(BROKER, None, now)
                 for _ in range(num_workers):
                     yield self._start_new(self._next_name(), None, now)
+                for name in swarms:
+                    yield self._start_new(name, None, now)
             case ChildExited(name, code, last_line):
                 yield from self._on_exit(self._children[name], code, last_line, now)
             case ChildNotStarted(name, reason):
@@ -308,7 +317,7 @@ class Supervisor:
             yield from self._end_if_empty()
         elif code == EX_CONFIG:
             yield from self._give_up(child, last_line or "it gave no reason", now)
-        elif code == 0 and child.name not in NON_WORKERS:
+        elif code == 0 and is_worker(child.name):
             child.phase = _ChildPhase.AWAY
             yield ShowLeft(child.name)
             yield from self._answer_requests(self._joins.record_gone(child.name, "left"))
@@ -322,7 +331,7 @@ class Supervisor:
             return
         yield ShowGivenUp(child.name, reason)
         yield from self._answer_requests(self._joins.record_gone(child.name, f"can't work: {reason}"))
-        if child.name != GATEWAY and not self._served and not self.workers():
+        if is_worker(child.name) and not self._served and not self.workers():
             yield from self._stop(reason, now)
 
     def _retry_or_end(self, child: _Child, reason: str, now: float) -> Iterator[Action]:

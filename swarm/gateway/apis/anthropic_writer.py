@@ -17,7 +17,7 @@ from swarm.gateway.answer import (
     TextPart,
     TokenCounts,
 )
-from swarm.gateway.apis.writer import Json, SseEvent
+from swarm.gateway.apis.writer import Json, SseEvent, parse_arguments
 from swarm.gateway.completion.served_model import ServedModel
 from swarm.gateway.errors import ApiError
 from swarm.gateway.resume_state import ResumeState
@@ -129,20 +129,12 @@ class MessageWriter:
             return {**block, "text": text}
         if block["type"] == "thinking":
             return {**block, "thinking": text if self._shows_thinking else "", "signature": _sign(text)}
-        return {**block, "input": _parse_arguments(text)}
+        return {**block, "input": parse_arguments(text)}
 
 
 def _sign(thinking: str) -> str:
     """Return the signature of a thinking block. Clients require one and send it back; here it has no use."""
     return blake2s(thinking.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _parse_arguments(text: str) -> Json:
-    """Return a call's arguments as an object. Arguments that were cut off become {}; the stop reason shows the cut."""
-    try:
-        return msgspec.json.decode(text, type=dict)
-    except msgspec.DecodeError:
-        return {}
 
 
 def usage(counts: TokenCounts) -> Json:

@@ -9,8 +9,8 @@ from typing import Any
 from swarm.gateway.completion.served_model import ServedModel
 
 
-def describe_model(served: ServedModel, created: int) -> dict[str, Any]:
-    """Describe a model. ``swarm`` has fields beyond those of OpenAI's format."""
+def describe_model(served: ServedModel, created: int, state: str) -> dict[str, Any]:
+    """Describe a model. ``swarm`` has fields beyond those of OpenAI's format; ``state`` is that of its swarm."""
     manifest, text = served.manifest, served.text
     has_template = text is not None and text.template is not None
     return {
@@ -20,6 +20,7 @@ def describe_model(served: ServedModel, created: int) -> dict[str, Any]:
         "owned_by": "swarm",
         "max_model_len": manifest.context,
         "swarm": {
+            "state": state,
             "architecture": manifest.architecture,
             "context": manifest.context,
             "context_now": min(served.max_context or manifest.context, manifest.context),
@@ -29,6 +30,7 @@ def describe_model(served: ServedModel, created: int) -> dict[str, Any]:
             "text": text is not None,
             "chat": has_template,
             "tools": served.tool_format.name if has_template else None,
+            "thinking": has_template and served.reasoning_format is not None,
             "json_schema": text is not None,
             "aliases": list(served.aliases),
         },
@@ -52,4 +54,8 @@ def to_anthropic_model(described: dict[str, Any]) -> dict[str, Any]:
 def to_anthropic_list(described: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Convert descriptions into a page of Anthropic's format; there is one page."""
     data = [to_anthropic_model(model) for model in described]
-    return {"data": data, "has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}
+    return {"data": data, "has_more": False, **_ends(data)}
+
+
+def _ends(data: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}

@@ -170,3 +170,52 @@ class MessageError(BaseModel):
 
     type: Literal["error"]
     error: MessageErrorObject
+
+
+class OllamaError(BaseModel):
+    """Error response in Ollama's format."""
+
+    error: str
+
+
+class OllamaAnswer(BaseModel):
+    """Answer of /api/chat (``message``) or /api/generate (``response``): whole, or the last line of a stream."""
+
+    model: str
+    created_at: str
+    message: dict[str, Any] | None = None
+    response: str | None = None
+    done: bool
+    done_reason: str
+
+
+class OllamaModels(BaseModel):
+    """Models, as rows."""
+
+    models: list[dict[str, Any]]
+
+
+class OllamaModel(BaseModel):
+    """A model."""
+
+    details: dict[str, Any]
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    template: str
+
+
+class OllamaVersion(BaseModel):
+    """The version of Ollama whose API is served, and Swarm's own."""
+
+    version: str
+    swarm: str
+
+
+LINES: dict[str, Any] = {
+    "application/x-ndjson": {"schema": {"type": "string", "description": "Lines of JSON, unless stream is false."}}
+}
+
+
+def response_or_lines_doc(shape: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """Return a route's documentation of responses of this shape, or streams of lines."""
+    return {200: {"model": shape, "content": LINES}}

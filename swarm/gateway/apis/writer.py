@@ -21,9 +21,20 @@ class SseEvent:
     data: bytes
     event: str = ""
 
-    def encode(self) -> bytes:
+    def encode(self, event_id: str = "") -> bytes:
+        """Encode the event, with this id if it has one."""
+        number = f"id: {event_id}\n".encode() if event_id else b""
         name = f"event: {self.event}\n".encode() if self.event else b""
-        return name + b"data: " + self.data + b"\n\n"
+        return number + name + b"data: " + self.data + b"\n\n"
+
+
+class JsonLine(SseEvent):
+    """One line of a stream of JSON lines, which have no ids and no names."""
+
+    __slots__ = ()
+
+    def encode(self, event_id: str = "") -> bytes:
+        return self.data + b"\n"
 
 
 class EventTemplate:
@@ -37,6 +48,14 @@ class EventTemplate:
 
     def render(self, text: str) -> SseEvent:
         return SseEvent(msgspec.json.encode(text).join(self._around))
+
+
+def parse_arguments(text: str) -> Json:
+    """Return a call's arguments as an object. Arguments that were cut off become {}; the answer's end shows the cut."""
+    try:
+        return msgspec.json.decode(text, type=dict)
+    except msgspec.DecodeError:
+        return {}
 
 
 class AnswerWriter(Protocol):

@@ -72,7 +72,8 @@ class AnswerStream:
         completion = self._stream.completion
         assert completion is not None  # the end was reached
         usage = completion.usage
-        return TokenCounts(usage.num_prompt, usage.num_tokens, usage.num_cached, self._assembler.num_reasoning)
+        timing = completion.timing if completion.choices else None
+        return TokenCounts(usage.num_prompt, usage.num_tokens, usage.num_cached, self._assembler.num_reasoning, timing)
 
     def counts_so_far(self) -> TokenCounts:
         """Return the token counts of the answer so far. Valid at any time."""

@@ -17,6 +17,7 @@ from swarm.gateway.tool_calls.formats import detect_format, visible_marks
 from swarm.gateway.tool_calls.template_adapter import TemplateFeatures, probe_template
 from swarm.wire.messages import Manifest
 
+LATEST = ":latest"  # tag that Ollama's clients append to names
 PROMPT_END = 64  # tokens of a prompt's end in which its template may have opened or ended thinking
 
 
@@ -104,7 +105,11 @@ class ServedModel:
 
     def has_name(self, name: str) -> bool:
         """Whether clients may use this name for the model."""
-        return name == self.name or name in self.aliases or "*" in self.aliases
+        return self.is_own_name(name) or not {name, name.removesuffix(LATEST), "*"}.isdisjoint(self.aliases)
+
+    def is_own_name(self, name: str) -> bool:
+        """Whether this is the model's name, and no alias."""
+        return self.name in (name, name.removesuffix(LATEST))
 
     def check_name(self, name: str | None) -> None:
         if name is None or self.has_name(name):

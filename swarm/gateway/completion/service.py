@@ -33,6 +33,8 @@ MEDIUM_PROMPT = 1 << 18  # characters; longer prompts take more than a fraction 
 INLINE_TEMPLATE_S = 0.01  # seconds of processor time for a chat template on the loop
 USABLE_S = 60.0  # seconds for which a description is good enough for requests
 FRESH_S = 0.5  # seconds for which the broker's description counts as current
+SILENT_S = 5.0  # seconds without a description after which the broker counts as unreachable
+UNREACHABLE = "unreachable"
 REFRESH_S = 0.8 * FRESH_S  # seconds between two refreshes
 YIELD_EVERY = 256  # pieces of an answer that are processed before other tasks get their turn
 MAX_PROGRESS_QUERIES = 8  # at a time; each stream that waits for a long prompt asks once a second
@@ -47,6 +49,10 @@ class Caller:
     tenant: str = "http"
     max_priority: int = 100
     is_admin: bool = False  # may administer the swarm
+    models: frozenset[str] = frozenset()  # the only models that it may use; empty: all
+
+    def may_use(self, model: str) -> bool:
+        return not self.models or model in self.models
 
 
 @dataclass(slots=True)
@@ -104,6 +110,12 @@ class CompletionService:
     def last_served_model(self) -> ServedModel | None:
         """The model that was served last, even if it is not served now; None before the first."""
         return self._served
+
+    @property
+    def state(self) -> str:
+        """The swarm's state, or ``UNREACHABLE`` if its broker has not answered for a while."""
+        age_s = asyncio.get_running_loop().time() - self._described_at
+        return UNREACHABLE if self._description is None or age_s > SILENT_S else self._description.state
 
     async def description(self) -> Description:
         """Return the model and state of the swarm, at most ``FRESH_S`` old. Raises ApiError if the broker does not
@@ -271,7 +283,7 @@ class CompletionService:
 
     async def resume(self, request_id: str, caller: Caller) -> tuple[ResumeState, AnswerStream]:
         """Read an existing answer from its beginning. It replaces another reader only when the first part is read."""
-        submit, memo = await self._recall(request_id, caller)
+        submit, memo = await self.recall(request_id, caller)
         served = await self.served_model()
         stream = self.client.attach(request_id, visible=_recalled_tokens(memo, served))
         parts = _make_assembler(request_id, _offered_tools(memo), memo.reasoning, served, submit.params.n)
@@ -285,7 +297,7 @@ class CompletionService:
         ApiError.
 
         """
-        submit, memo = await self._recall(request_id, caller)
+        submit, memo = await self.recall(request_id, caller)
         if not is_allowed(memo):
             raise ApiError(404, f"the answer {request_id!r} was not stored: request it with store", code="not_found")
         served = await self.served_model()
@@ -307,7 +319,7 @@ class CompletionService:
         counts = TokenCounts(usage.num_prompt, usage.num_tokens, usage.num_cached, assembler.num_reasoning)
         return AnswerSnapshot(memo, parts, counts, has_ended=True)
 
-    async def _recall(self, request_id: str, caller: Caller) -> tuple[Submit, ResumeState]:
+    async def recall(self, request_id: str, caller: Caller) -> tuple[Submit, ResumeState]:
         """Return a request's submission and its resume state. Raises ApiError; for any caller but its owner, the
         request does not exist."""
         try:

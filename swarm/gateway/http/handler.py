@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,9 +22,13 @@ from swarm.gateway.errors import ApiError, invalid_field
 from swarm.gateway.http.json import JsonResponse, request_id_headers
 from swarm.gateway.http.sse import (
     COMMENT,
+    EVENT_STREAM,
+    JSON_LINES,
     EventNumbering,
     EventStream,
+    no_comment,
     parse_event_id,
+    plain_comment,
     stream_events,
     wait_for_disconnect,
 )
@@ -103,7 +107,13 @@ class CompletionHandler:
         writer = self._writers[memo.api](memo, served, request_id)
         numbering = EventNumbering(request_id, reading.num_choices, seen, num_seen)
         close = self._record_resumed(caller, memo.api, served.name, request_id, reading, num_known=sum(seen) + num_seen)
-        return EventStream(stream_events(reading, writer, numbering), close, _headers(request_id), SLOW_READER_S)
+        return EventStream(
+            stream_events(reading, writer, numbering),
+            close,
+            _headers(request_id),
+            SLOW_READER_S,
+            **_form_of(memo, plain_comment),
+        )
 
     def _record_resumed(
         self, caller: Caller, api: str, model: str, request_id: str, reading: AnswerStream, *, num_known: int
@@ -188,7 +198,9 @@ class CompletionHandler:
                 begun.result()  # raises the error
             undo.pop_all()
         comment = partial(self._make_comment, begun, job)
-        return EventStream(_stream_chunks(begun, job), close, _headers(job.request_id), SLOW_READER_S, comment)
+        return EventStream(
+            _stream_chunks(begun, job), close, _headers(job.request_id), SLOW_READER_S, **_form_of(job.memo, comment)
+        )
 
     async def _make_comment(self, begun: asyncio.Future[AnswerStream | MergedAnswers], job: CompletionJob) -> bytes:
         """Return the comment of an idle stream: before its first token, how much of a long prompt is computed."""
@@ -273,6 +285,18 @@ def _cancel_or_close(begun: asyncio.Future[AnswerStream | MergedAnswers]) -> tup
         return "failed", TokenCounts(0, 0)
     begun.result().close()
     return begun.result().outcome, begun.result().counts_so_far()
+
+
+class _Form(TypedDict):
+    make_comment: Callable[[], Awaitable[bytes]]
+    media_type: str
+
+
+def _form_of(memo: ResumeState, make_comment: Callable[[], Awaitable[bytes]]) -> _Form:
+    """Return the comments and the media type of an API's streams."""
+    if memo.api == "ollama":
+        return {"make_comment": no_comment, "media_type": JSON_LINES}
+    return {"make_comment": make_comment, "media_type": EVENT_STREAM}
 
 
 def _headers(request_id: str) -> dict[str, str]:

@@ -19,6 +19,7 @@ from swarm.gateway.apis.writer import AnswerWriter, SseEvent
 from swarm.gateway.completion.answer_stream import AnswerStream, MergedAnswers
 from swarm.gateway.errors import ApiError
 
+EVENT_STREAM, JSON_LINES = "text/event-stream", "application/x-ndjson"
 QUIET_S = 1.0  # seconds without a byte after which a comment is sent
 # A single line: after an event with an id, OpenAI's Python client takes an empty line for another event, and breaks.
 COMMENT = b": still here\n"
@@ -50,8 +51,7 @@ class EventNumbering:
                 self._num_left_out -= 1
                 continue
             at = ".".join(map(str, self._counts if self._starts_at_beginning else map(max, self._counts, self._seen)))
-            encoded += f"id: {self._request_id}:{at}\n".encode()
-            encoded += event.encode()
+            encoded += event.encode(f"{self._request_id}:{at}")
         return bytes(encoded)
 
 
@@ -97,12 +97,15 @@ async def plain_comment() -> bytes:
     return COMMENT
 
 
+async def no_comment() -> bytes:
+    """Return nothing: JSON lines have no comments."""
+    return b""
+
+
 class EventStream(Response):
     """Streaming response that sends ``chunks``. ``close`` is called once at the end: when everything is sent, when the
     reader disconnects, or when it has read nothing for ``patience_s``. ``make_comment`` returns the comment for an idle
-    stream, within a moment."""
-
-    media_type = "text/event-stream"
+    stream, within a moment; empty if it has none."""
 
     def __init__(
         self,
@@ -110,9 +113,13 @@ class EventStream(Response):
         close: Callable[[], None],
         headers: dict[str, str],
         patience_s: float,
+        *,
         make_comment: Callable[[], Awaitable[bytes]] = plain_comment,
+        media_type: str = EVENT_STREAM,
     ) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+        super().__init__(
+            headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers}, media_type=media_type
+        )
         del self.headers["content-length"]
         self._chunks, self._close, self._patience_s = chunks, close, patience_s
         self._make_comment = make_comment
@@ -163,6 +170,9 @@ class EventStream(Response):
             elif not self._is_sending and quiet_s >= QUIET_S:
                 comment = await self._make_comment()
                 if self._is_sending:  # an event came meanwhile
+                    continue
+                if not comment:
+                    self._sent_at = loop.time()
                     continue
                 try:
                     async with asyncio.timeout(self._patience_s):

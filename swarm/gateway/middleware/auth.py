@@ -101,7 +101,7 @@ class AuthMiddleware:
                 scope["owner"] = Caller(is_admin=True)  # a local user, who may administer the swarm
             await self._forward(scope, headers, receive, send)
             return
-        scope["owner"], scope["swarm.key"] = Caller(key.name, key.limits.max_priority, key.admin), key.name
+        scope["owner"], scope["swarm.key"] = _caller_of(key), key.name
         scope["swarm.still_may"] = functools.partial(self._is_still_valid, key)
         if is_console(scope["path"]):
             limiter, key = self._console_limiter, msgspec.structs.replace(key, limits=CONSOLE_LIMITS)
@@ -181,6 +181,10 @@ class AuthMiddleware:
             for limiter in (self._limiter, self._console_limiter):
                 limiter.retain({key.name for key in self._keys.keys.keys})
             log.info("keys_read", num_keys=len(self._keys.keys.keys))
+
+
+def _caller_of(key: ApiKey) -> Caller:
+    return Caller(key.name, key.limits.max_priority, key.admin, frozenset(key.models))
 
 
 def parse_headers(scope: Scope) -> dict[str, str]:
@@ -280,8 +284,7 @@ def _replay_body(scope: Scope, receive: Receive) -> Receive:
 
 async def send_error(scope: Scope, send: Send, problem: ApiError) -> None:
     """Answer with an error in the format of the API that was called."""
-    is_anthropic = scope["path"].startswith("/v1/messages")
-    body = msgspec.json.encode(problem.to_anthropic() if is_anthropic else problem.to_openai())
+    body = msgspec.json.encode(problem.body_for(scope["path"]))
     fields = {"content-type": "application/json", "content-length": str(len(body))}
     fields |= request_id_headers(secrets.token_hex(16)) | problem.headers
     if problem.status == 401:

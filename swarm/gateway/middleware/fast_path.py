@@ -21,16 +21,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from swarm.gateway.apis.anthropic import CountBody, MessageBody
 from swarm.gateway.apis.chat import ChatBody
 from swarm.gateway.apis.completions import CompletionBody
+from swarm.gateway.apis.ollama import GenerateBody, OllamaChatBody
 from swarm.gateway.apis.responses import ResponseBody
 from swarm.gateway.apis.tokenizing import DetokenizeBody, TokenizeBody
 from swarm.gateway.app import chat_completions, error_response, first_validation_error, internal_error, text_completions
-from swarm.gateway.completion.service import CompletionService
 from swarm.gateway.errors import ApiError
 from swarm.gateway.http.sse import resume_event_id
-from swarm.gateway.http.state import caller_of, handler_of
+from swarm.gateway.http.state import resume_answer
 from swarm.gateway.routes.messages import answer, count
+from swarm.gateway.routes.ollama import chat, generate
 from swarm.gateway.routes.responses import respond
 from swarm.gateway.routes.tokenizing import detokenize, tokenize
+from swarm.gateway.swarms import Swarms
 from swarm.gateway.thread_pool import LONG_BODY
 
 BODY = "swarm.body"  # key of the scope: the whole body
@@ -43,6 +45,8 @@ ROUTES: dict[str, _Route] = {
     "/v1/messages": (MessageBody, answer),
     "/v1/messages/count_tokens": (CountBody, count),
     "/v1/responses": (ResponseBody, respond),
+    "/api/chat": (OllamaChatBody, chat),
+    "/api/generate": (GenerateBody, generate),
     "/tokenize": (TokenizeBody, tokenize),
     "/detokenize": (DetokenizeBody, detokenize),
 }
@@ -73,10 +77,10 @@ class FastPath:
         if route is None or scope.get("root_path"):
             return None
         is_long = len(scope[BODY]) > LONG_BODY
-        desk: CompletionService = self._full_app.state.desk
+        swarms: Swarms = self._full_app.state.swarms
         try:
             checked = (
-                await desk.body_threads.run(_validate, route[0], scope[JSON])
+                await swarms.first.body_threads.run(_validate, route[0], scope[JSON])
                 if is_long
                 else _validate(route[0], scope[JSON])
             )
@@ -88,7 +92,7 @@ class FastPath:
         request, checked = Request(scope, receive, send), scope.pop("swarm.checked")
         try:
             if checked is None:
-                response = await handler_of(request).resume(resume_event_id(scope), caller_of(request))
+                response = await resume_answer(request, resume_event_id(scope))
             elif isinstance(checked, ApiError):
                 raise checked
             else:

@@ -20,13 +20,14 @@ from swarm.gateway.http.usage import UsageRecorder
 from swarm.gateway.middleware.auth import AuthMiddleware
 from swarm.gateway.middleware.fast_path import FastPath
 from swarm.gateway.middleware.security_headers import add_security_headers
+from swarm.gateway.swarms import Swarms
 from swarm.gateway.upstream.proxy import UpstreamProxy
 from swarm.metrics.http import HttpMetrics
 from swarm.metrics.tracing import make_span_exporter
 from swarm.wire.messages import Json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from swarm.config import Settings
@@ -38,13 +39,13 @@ class GatewayApp:
     def __init__(
         self,
         settings: Settings,
-        service: CompletionService,
+        services: Sequence[CompletionService],
         local_swarm: LocalSwarm = NO_LOCAL_SWARM,
         make_client: MakeClient | None = None,
         settings_report: Callable[[], Json] = dict,
     ) -> None:
-        """Assemble the application. ``make_client`` and ``settings_report`` are passed on to ``Console`` (as
-        ``make_client`` and ``settings``)."""
+        """Assemble the application on one completion service per swarm. ``make_client`` and ``settings_report`` are
+        passed on to ``Console`` (as ``make_client`` and ``settings``)."""
         own = settings.gateway
         keys = ReloadingKeyFile(keys_path(settings))
         self.needs_keys = keys.keys is not None
@@ -57,24 +58,22 @@ class GatewayApp:
             raise ConfigError(
                 f"other machines can reach {own.host}, and {keys.path} has no keys yet: make one with swarmctl keys add"
             )
-        self.metrics = HttpMetrics()
-        self.upstreams = UpstreamProxy(self._routes, settings.upstream, self.metrics, lambda: service.last_served_model)
+        self.metrics, swarms = HttpMetrics(), Swarms(services)
+        self.upstreams = UpstreamProxy(self._routes, settings.upstream, self.metrics, swarms.own_name)
         guard = self._auth = AuthMiddleware(self.upstreams, keys, own, metrics=self.metrics)
-        guard.context = lambda: (
-            service.last_served_model.manifest.context if service.last_served_model is not None else 0
-        )
+        guard.context = swarms.max_context
         self.console: Console | None = None
         if own.console:
             self.console = Console(
-                make_client or (lambda: service.client),
+                make_client or (lambda: services[0].client),
                 lambda: keys.keys.keys if keys.keys else (),
                 guard.usage,
                 local_swarm,
                 settings_report,
             )
             guard.public_paths = self.console.open_paths
-        accounts = UsageRecorder(self.metrics, guard, make_span_exporter(own.traces, service.client.trace))
-        self._routes_app: FastAPI = make_app(service, accounts, self.console)
+        tracer = make_span_exporter(own.traces, swarms.trace)
+        self._routes_app: FastAPI = make_app(swarms, UsageRecorder(self.metrics, guard, tracer), self.console)
         self._routes_app.state.more_models = self.upstreams.models
         self._fast_path = FastPath(self._routes_app)
         self.app: ASGIApp = guard if self.console is None else add_security_headers(guard)

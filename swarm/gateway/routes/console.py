@@ -114,6 +114,7 @@ async def trace(request: Request, request_id: str) -> Response:
     return JsonResponse(await console_of(request).trace(request_id[:200], caller_of(request)))
 
 
+@router.head("/")
 @router.get("/")
 @router.get("/console/{name:path}")
 async def file(request: Request) -> Response:

@@ -13,11 +13,14 @@ from starlette.responses import Response
 from swarm.gateway.completion.served_model import ServedModel
 from swarm.gateway.completion_request import CompletionRequest
 from swarm.gateway.http.handler import CompletionJob, WriterFactory
-from swarm.gateway.http.state import caller_of, handler_of, parse_off_loop, service_of
+from swarm.gateway.http.state import caller_of, handler_for, parse_off_loop, select_service
 from swarm.gateway.resume_state import ResumeState
 
 
 class StreamableBody(Protocol):
+    @property
+    def model(self) -> str | None: ...
+
     @property
     def stream(self) -> bool | None: ...
 
@@ -33,7 +36,7 @@ async def answer_conversation(
     make_writer: WriterFactory,
 ) -> Response:
     """Answer a conversation. Raises ApiError."""
-    served = await service_of(request).served_model()
+    service, served = await select_service(request, body.model)
 
     def parse_body() -> tuple[CompletionRequest, ResumeState]:
         ask = to_request(body, served)
@@ -44,4 +47,4 @@ async def answer_conversation(
     job = CompletionJob(
         request_id, [completion_request], resume_state, make_writer(resume_state, served, request_id), bool(body.stream)
     )
-    return await handler_of(request).serve(request, served, caller_of(request), job)
+    return await handler_for(request, service).serve(request, served, caller_of(request), job)

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from swarm.gateway.apis import anthropic
 from swarm.gateway.apis.anthropic_writer import MessageWriter
 from swarm.gateway.http.json import JsonResponse
-from swarm.gateway.http.state import parse_off_loop, service_of
+from swarm.gateway.http.state import parse_off_loop, select_service
 from swarm.gateway.routes import conversation
 
 router = APIRouter()
@@ -25,8 +25,7 @@ async def answer(request: Request, body: anthropic.MessageBody) -> Response:
 @router.post("/v1/messages/count_tokens")
 async def count(request: Request, body: anthropic.CountBody) -> Response:
     """Count the tokens of a prompt."""
-    service = service_of(request)
-    served = await service.served_model()
+    service, served = await select_service(request, body.model)
     prepared = await service.prepare(
         await parse_off_loop(request, lambda: anthropic.to_count_request(body, served)), served
     )

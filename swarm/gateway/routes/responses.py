@@ -11,7 +11,7 @@ from swarm.gateway.apis import responses, shapes
 from swarm.gateway.apis.response_writer import ResponseWriter
 from swarm.gateway.errors import ApiError
 from swarm.gateway.http.json import JsonResponse
-from swarm.gateway.http.state import caller_of, handler_of, parse_off_loop, service_of
+from swarm.gateway.http.state import caller_of, handler_for, parse_off_loop, resume_answer, select_service, swarms_of
 from swarm.gateway.routes import conversation
 
 PREFIX = "resp_"
@@ -30,8 +30,7 @@ async def respond(request: Request, body: responses.ResponseBody) -> Response:
 @router.post("/v1/responses/input_tokens", responses=shapes.response_doc(shapes.InputTokensShape))
 async def count(request: Request, body: responses.InputTokensBody) -> Response:
     """Count the tokens of a prompt."""
-    service = service_of(request)
-    served = await service.served_model()
+    service, served = await select_service(request, body.model)
     completion_request = await parse_off_loop(request, lambda: responses.to_request(body, served))
     num_tokens = len((await service.prepare(completion_request, served)).ids)
     return JsonResponse({"object": "response.input_tokens", "input_tokens": num_tokens})
@@ -49,8 +48,9 @@ async def fetch(
     request_id, owner = response_id.removeprefix(PREFIX), caller_of(request)
     if stream:
         num_seen = 0 if starting_after is None else starting_after + 1
-        return await handler_of(request).resume(request_id, owner, num_seen)
-    return await handler_of(request).look_up(request_id, owner, responses.is_stored)
+        return await resume_answer(request, request_id, num_seen)
+    service = await swarms_of(request).find_answer(request_id, owner)
+    return await handler_for(request, service).look_up(request_id, owner, responses.is_stored)
 
 
 @router.delete("/v1/responses/{response_id}")

@@ -9,7 +9,7 @@ from swarm.errors import ClientError
 from swarm.gateway.apis import tokenizing
 from swarm.gateway.errors import to_api_error
 from swarm.gateway.http.json import JsonResponse
-from swarm.gateway.http.state import service_of
+from swarm.gateway.http.state import select_service
 
 router = APIRouter()
 
@@ -17,8 +17,7 @@ router = APIRouter()
 @router.post("/tokenize")
 async def tokenize(request: Request, body: tokenizing.TokenizeBody) -> Response:
     """Return the tokens of a text, or of a conversation's prompt."""
-    service = service_of(request)
-    served = await service.served_model()
+    service, served = await select_service(request, body.model)
     completion_request = tokenizing.to_request(body, served)
     try:
         if completion_request is not None:
@@ -34,6 +33,5 @@ async def tokenize(request: Request, body: tokenizing.TokenizeBody) -> Response:
 @router.post("/detokenize")
 async def detokenize(request: Request, body: tokenizing.DetokenizeBody) -> Response:
     """Return the text of tokens."""
-    service = service_of(request)
-    served = await service.served_model()
+    service, served = await select_service(request, body.model)
     return JsonResponse(await service.threads_for(len(body.tokens)).run(tokenizing.text_response, body, served))

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swarm.errors import ConfigError
+from swarm.gateway.completion.service import Caller
 from swarm.gateway.errors import ApiError
 from swarm.gateway.http.sse import EventStream, resume_event_id, wait_for_disconnect
 from swarm.gateway.upstream.pool import (
@@ -31,7 +32,6 @@ from swarm.metrics.http import HttpMetrics
 
 if TYPE_CHECKING:
     from swarm.config import UpstreamSettings
-    from swarm.gateway.completion.served_model import ServedModel
 
 PATHS = {"/v1/chat/completions", "/v1/completions", "/v1/responses"}
 MAX_ANSWER = 64 << 20  # bytes of an answer that is not streamed
@@ -58,11 +58,12 @@ class UpstreamProxy:
         app: ASGIApp,
         settings: Sequence[UpstreamSettings],
         metrics: HttpMetrics | None = None,
-        get_served: Callable[[], ServedModel | None] = lambda: None,
+        own_name: Callable[[str], str | None] = lambda _: "",
     ) -> None:
-        """Configure the servers. ``metrics``: where their outcomes are counted. ``get_served``: returns the model that
-        our swarm served last. Raises ConfigError if a key cannot be read."""
-        self._app, self._metrics, self._get_served = app, metrics or HttpMetrics(), get_served
+        """Configure the servers. ``metrics``: where their outcomes are counted. ``own_name``: returns our name of
+        a model that our swarm serves; None if it serves another, "" while that is unknown. Raises ConfigError if a key
+        cannot be read."""
+        self._app, self._metrics, self._own_name = app, metrics or HttpMetrics(), own_name
         self.pool = UpstreamPool([make_server(one) for one in settings], self._metrics.upstream_counts)
         for server in self.pool.servers:  # initialise each counter: rates need a zero to begin with
             self.pool.counts.update(dict.fromkeys(((server.name, outcome) for outcome in OUTCOMES), 0))
@@ -82,7 +83,7 @@ class UpstreamProxy:
         fields = self._forwardable_body(scope)
         if fields is None:
             await self._app(scope, receive, send)
-        elif targets := self.pool.targets_for(str(fields.get("model")), time.monotonic()):
+        elif targets := self._targets_for(str(fields.get("model")), scope):
             answer = await self._first_answer(targets, scope["path"], fields, receive)
             if answer is None:
                 text = f"no server that has the model {str(fields.get('model'))[:80]!r} can be reached"
@@ -92,6 +93,10 @@ class UpstreamProxy:
             await self._try_own_swarm_first(fields, scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+    def _targets_for(self, model: str, scope: Scope) -> list[UpstreamTarget]:
+        """Return the servers that have this model, if the caller may use it."""
+        return self.pool.targets_for(model, time.monotonic()) if _may_use(scope, model) else []
 
     def _forwardable_body(self, scope: Scope) -> dict[str, Any] | None:
         """Return the decoded body if the request may be forwarded."""
@@ -136,10 +141,10 @@ class UpstreamProxy:
         them answered."""
         reason = overflow_reason(status)
         assert reason is not None  # it was held back for that status
-        served = self._get_served()
-        if served is not None and not served.has_name(str(fields.get("model"))):
+        name = self._own_name(str(fields.get("model")))
+        if name is None or not _may_use(scope, name or str(fields.get("model"))):
             return False  # our swarm would not have answered it in any case
-        targets = self.pool.overflow_targets("" if served is None else served.name, reason, time.monotonic())
+        targets = self.pool.overflow_targets(name, reason, time.monotonic())
         answer = await self._first_answer(targets, scope["path"], fields, receive)
         if answer is not None:
             await answer(scope, receive, send)
@@ -225,6 +230,11 @@ class UpstreamProxy:
             response.close()
             raise _UpstreamFailed(f"status {response.status}")
         return response
+
+
+def _may_use(scope: Scope, model: str) -> bool:
+    owner: Caller | None = scope.get("owner")
+    return owner is None or owner.may_use(model)
 
 
 async def _respond_whole(response: aiohttp.ClientResponse, headers: dict[str, str], receive: Receive) -> Response:

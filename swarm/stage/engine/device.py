@@ -16,6 +16,14 @@ import torch
 from swarm.errors import ModelError
 
 
+def resolve_device(name: str, bits: str = "fast") -> str:
+    """Return the device that ``auto`` stands for: cuda if there is one, and the bits need not be portable; else cpu.
+    Another name is returned as it is."""
+    if name != "auto":
+        return name
+    return "cuda" if bits == "fast" and torch.cuda.is_available() else "cpu"
+
+
 def parse_device(name: str) -> torch.device:
     """Return the device with this name. Raises ``ModelError`` if this machine has no such device."""
     try:

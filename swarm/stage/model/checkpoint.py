@@ -86,7 +86,7 @@ class Checkpoint:
             kind = str(gguf.metadata["general.architecture"])
             self.gguf = translate_names(gguf, self.config["model_type"], self.num_layers)
             self.tensors, self.quantized = sort_tensors(self.gguf)
-        quantization.check_stored(self.quantized.values(), self._name)
+        quantization.check_stored(self.quantized.values(), self.name)
         check_contents(self.quantized.values())
         chosen = quantization.choose_matrices(self.tensors.values(), self.quantized, kind, self.vocab_size)
         self._weights = shorten_name(quantization.describe(self.quantized.values(), chosen.values()))
@@ -99,7 +99,8 @@ class Checkpoint:
         return cls(location.folder, location.remote, quantization, location.gguf)
 
     @property
-    def _name(self) -> str:
+    def name(self) -> str:
+        """The model's name: that of its folder, or as its GGUF files are called."""
         return _model_name(self.folder) if self._gguf is None else self._gguf.name
 
     @property
@@ -164,7 +165,7 @@ class Checkpoint:
         parts = self._sizes.of_parts(DTYPE_BYTES[dtype], self.num_layers, self.folder)
         per_token = 2 * self.num_kv_heads * self.head_size * DTYPE_BYTES[dtype]
         return Manifest(
-            name=shorten_name(self._name),
+            name=shorten_name(self.name),
             architecture=self.architecture,
             num_layers=self.num_layers,
             hidden_size=self.hidden_size,

@@ -33,6 +33,7 @@ from swarm.clock import Clock, SystemClock
 from swarm.log import get_logger
 from swarm.stage import actions as act
 from swarm.stage.core import StageCore, StageSettings
+from swarm.stage.engine.device import resolve_device
 from swarm.stage.events import BrokerConnected, OrderArrived
 from swarm.stage.shell import fast_exit
 from swarm.stage.shell.compute import ComputeThread, ControlAction
@@ -96,6 +97,8 @@ def run(
     key pair and returns an error text. ``unit``: the process as systemd sees it.
     """
     failpoints.arm(os.environ)
+    device = resolve_device(settings.worker.device, settings.worker.bits)
+    settings = settings.model_copy(update={"worker": settings.worker.model_copy(update={"device": device})})
     # Not with a device: its driver holds memory of this process, too, and its handling of a second task is not known.
     with fast_exit.keep_memory() if settings.worker.device == "cpu" else nullcontext():
         return _run_until_exit(settings, pair or new_pair(), credentials, rotate, unit)

@@ -56,6 +56,19 @@ def test_no_workers_is_a_broker_alone() -> None:
     assert supervisor.handle(SupervisorTick(), 1000.0) == []
 
 
+def test_a_further_swarm_is_no_worker() -> None:
+    """It is restarted whatever its exit code, is given up alone, and does not keep a swarm without workers."""
+    supervisor = Supervisor()
+    actions = supervisor.handle(SupervisorStarted(1, swarms=("swarm-b", "swarm-c")), 0.0)
+    assert actions == [StartChild("broker"), StartChild("w0"), StartChild("swarm-b"), StartChild("swarm-c")]
+    assert supervisor.workers() == ("w0",)
+    assert supervisor.handle(ChildExited("swarm-b", 0), 1.0) == [ShowRestart("swarm-b", "ended with code 0", 0.05)]
+    assert supervisor.handle(ChildExited("swarm-c", EX_CONFIG, "no model"), 1.0) == [ShowGivenUp("swarm-c", "no model")]
+    ended = supervisor.handle(ChildExited("w0", EX_CONFIG, "no model"), 1.0)
+    assert ended[0] == ShowGivenUp("w0", "no model")
+    assert TerminateChild("broker") in ended
+
+
 def test_delay_doubles_up_to_a_limit() -> None:
     """Each death in a row doubles the wait, from the first delay to the longest."""
     supervisor, now, delays = begun(1), 0.0, []

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from swarm.cli.up.command import ChildCommands, check_ports
+from swarm.cli.up.command import ChildCommands, OtherSwarm, check_ports, divide_memory, num_cores, with_device
 from swarm.cli.up.http import unavailable_reason
-from swarm.cli.up.models import resolve_model
+from swarm.cli.up.models import resolve_model, resolve_models
 from swarm.cli.up.processes import LogFile
 from swarm.cli.up.statedir import BROKER_LOCK, PREFIX, SUPERVISOR_LOCK, hold_lock, remove_stale, state_directory
 from swarm.cli.up.summary import format_loading, format_plan, format_serving
@@ -156,6 +156,47 @@ def test_children_get_what_is_peculiar_to_them(tmp_path: Path) -> None:
     assert f"worker --url tcp://127.0.0.1:6100 --model {tmp_path} --name w0 --device cpu --dtype float32" in worker
     assert "--threads 3 --memory-limit 1000" in worker
     assert "--memory-limit 77" in " ".join(commands("w1", 77))
+
+
+def test_several_models_have_a_swarm_each_and_one_gateway(tmp_path: Path) -> None:
+    """On ports of their own, with a part of the memory and of the cores."""
+    settings = load(None, {"broker.port": 6100, "worker.dtype": "float32"})
+    other = OtherSwarm("swarm-b", "/models/b", 6102, 400)
+    commands = ChildCommands(settings, None, "/models/a", tmp_path, 2, 600, verbose=False, others=(other,))
+    swarm, gateway, worker = (" ".join(commands(name, None)) for name in ("swarm-b", "gateway", "w0"))
+    assert "up --no-http --model /models/b --workers 2 --port 6102" in swarm
+    assert f"--state-dir {tmp_path}/swarm-b" in swarm
+    assert "--memory-limit 400" in swarm
+    assert "--url tcp://127.0.0.1:6100 --url tcp://127.0.0.1:6102" in gateway
+    assert "--model /models/a" in worker
+    assert "--memory-limit 600" in worker
+    shares = [int(text.partition("--threads ")[2].split()[0]) for text in (swarm, worker)]
+    assert shares == [max(1, num_cores() // 4)] * 2
+
+
+def test_models_divide_the_memory_in_proportion_to_their_weights() -> None:
+    assert divide_memory(1000, [300, 100]) == [750, 250]
+    assert divide_memory(1000, []) == [1000]
+    assert divide_memory(None, [300, 100]) == [None, None]
+
+
+@pytest.mark.slow
+def test_auto_is_a_device_before_workers_start() -> None:
+    """Their memory and the fork server depend on it."""
+    assert with_device(load(None, {"worker.device": "auto"})).worker.device in ("cpu", "cuda")
+    portable = load(None, {"worker.device": "auto", "worker.bits": "portable"})
+    assert with_device(portable).worker.device == "cpu"
+
+
+def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
+    """Requests could not choose between them."""
+    folders = [tmp_path / place / "tiny" for place in ("a", "b")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(TINY_CONFIG))
+        (folder / "model.safetensors").write_bytes(safetensors("embed.weight"))
+    with pytest.raises(ConfigError, match="two models are called 'tiny'"):
+        resolve_models(Settings(), [str(folder) for folder in folders])
 
 
 def test_a_private_state_directory_goes_and_a_named_one_stays(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ class NoClient:
 
 def doors(tmp_path: Path, *origins: str) -> GatewayApp:
     settings: Settings = load(overrides={"gateway.cors_origins": list(origins), "state_dir": str(tmp_path)})
-    return GatewayApp(settings, CompletionService(cast("Any", NoClient())))
+    return GatewayApp(settings, [CompletionService(cast("Any", NoClient()))])
 
 
 async def asked(made: GatewayApp, method: str, path: str, **headers: str) -> tuple[int, dict[str, str]]:

@@ -52,7 +52,7 @@ class Stream:
         if self.completion is not None:
             return []
         usage = SimpleNamespace(num_prompt=len(PROMPT), num_tokens=3, num_cached=2)
-        self.completion = SimpleNamespace(usage=usage)
+        self.completion = SimpleNamespace(usage=usage, choices=())
         return [Piece(9, "", 2, finish_reason="stop")]
 
     def close(self, *, cancel: bool = False) -> None:

@@ -29,8 +29,11 @@ BODIES: dict[str, Json] = {
     "/v1/completions": {"model": "toy", "prompt": "a"},
     "/v1/messages": {"model": "toy", "max_tokens": 3, "messages": HELLO},
     "/v1/responses": {"model": "toy", "input": "a"},
+    "/api/chat": {"model": "toy", "messages": HELLO},
+    "/api/generate": {"model": "toy:latest", "prompt": "a"},
 }
-APIS = {path: path.split("/")[2] for path in BODIES}  # the names under which they are counted
+# the names under which they are counted
+APIS = {path: "ollama" if path.startswith("/api/") else path.split("/")[2] for path in BODIES}
 
 
 class Stream:
@@ -93,8 +96,9 @@ class Client:
 class Gateway:
     def __init__(self) -> None:
         self.client = Client()
+        self.service = CompletionService(self.client)  # type: ignore[arg-type]
         settings = Settings(gateway=GatewaySettings(cors_origins=[ORIGIN]))
-        self.doors = GatewayApp(settings, CompletionService(self.client))  # type: ignore[arg-type]
+        self.doors = GatewayApp(settings, [self.service])
         transport = httpx.ASGITransport(self.doors.app, client=("127.0.0.1", 1))
         self.http = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
 
@@ -160,18 +164,22 @@ TOOL: Json = {"type": "function", "name": "f", "function": {"name": "f"}}
         ("/v1/responses", {}, TOO_LARGE, "max_output_tokens"),
         ("/v1/messages", {"output_config": SCHEMA}, GRAMMAR, "output_config.format"),
         ("/v1/messages", {}, TOO_LONG, "messages"),
+        ("/api/chat", {"format": "json"}, GRAMMAR, "format"),
+        ("/api/chat", {}, TOO_LONG, "messages"),
+        ("/api/generate", {"options": {"num_predict": 9}}, TOO_LARGE, "options.num_predict"),
+        ("/api/generate", {}, TOO_LONG, "prompt"),
     ],
 )
 async def test_what_the_swarm_finds_wrong_has_the_name_that_the_client_sent(
     gateway: Gateway, path: str, fields: Json, error: ClientError, name: str
 ) -> None:
-    """In Anthropic's form, which has no place for it, the text names it."""
+    """In Anthropic's and Ollama's forms, which have no place for it, the text names it."""
     gateway.client.error = error
     answer = await gateway.ask(path, **fields)
     told = answer.json()["error"]
     assert answer.status_code == 400
-    assert told["message"].startswith(f"{name}: ")
-    if path != "/v1/messages":
+    assert (told if path.startswith("/api/") else told["message"]).startswith(f"{name}: ")
+    if path != "/v1/messages" and not path.startswith("/api/"):
         assert told["param"] == name
 
 
@@ -181,10 +189,11 @@ async def test_without_a_journal_the_service_is_unavailable_for_a_while(gateway:
     for path in BODIES:
         answer = await gateway.ask(path)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
-        assert "disk full" in answer.json()["error"]["message"]
+        told = answer.json()["error"]
+        assert "disk full" in (told if path.startswith("/api/") else told["message"])
 
 
-@pytest.mark.parametrize("path", ["/v1/images/generations", "/v1/audio/speech", "/v1/batches", "/api/chat"])
+@pytest.mark.parametrize("path", ["/v1/images/generations", "/v1/audio/speech", "/v1/batches"])
 async def test_a_place_that_is_not_offered_is_refused_by_its_name_and_a_code(gateway: Gateway, path: str) -> None:
     answer = await gateway.http.post(path, json={})
     told = answer.json()["error"]
@@ -307,7 +316,7 @@ class Tracer:
 
 async def test_each_prompt_of_several_has_its_trace(gateway: Gateway) -> None:
     tracer = Tracer()
-    gateway.doors._routes_app.state.counter._usage._tracer = tracer
+    gateway.doors._routes_app.state.handlers[gateway.service]._usage._tracer = tracer
     await gateway.ask("/v1/completions", prompt=["a", "b"])
     await asyncio.sleep(0)
     assert tracer.told == gateway.client.asked
@@ -325,8 +334,8 @@ async def test_pages_may_read_what_clients_look_for(gateway: Gateway) -> None:
 
 
 async def test_events_of_a_stream_name_the_answer(gateway: Gateway) -> None:
-    """The request's id is the header's and the events', in every API."""
-    for path in BODIES:
+    """The request's id is the header's and the events', in every API that has events."""
+    for path in (path for path in BODIES if not path.startswith("/api/")):
         answer = await gateway.ask(path, stream=True)
         ids = {line.split(":")[1].strip() for line in answer.text.splitlines() if line.startswith("id: ")}
         assert ids == {answer.headers["x-request-id"]}

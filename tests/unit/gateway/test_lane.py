@@ -17,6 +17,7 @@ from swarm.gateway.app import make_app
 from swarm.gateway.completion.service import CompletionService
 from swarm.gateway.http.sse import RESUMABLE
 from swarm.gateway.middleware.fast_path import BODY, JSON, ROUTES, FastPath
+from swarm.gateway.swarms import Swarms
 from swarm.gateway.thread_pool import LONG_BODY
 
 GOOD: dict[str, dict[str, Any]] = {
@@ -27,6 +28,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [1]},
+    "/api/chat": {"model": "m", "messages": [{"role": "user", "content": "a"}]},
+    "/api/generate": {"model": "m", "prompt": "a"},
 }
 
 
@@ -55,7 +58,7 @@ class Ordinary:
     """Stands for the routes; counts what comes that way."""
 
     def __init__(self, error: Exception) -> None:
-        self.app: FastAPI = make_app(CompletionService(Client(error)))  # type: ignore[arg-type]
+        self.app: FastAPI = make_app(Swarms([CompletionService(Client(error))]))  # type: ignore[arg-type]
         self.num = 0
         self.state = self.app.state
 

@@ -43,7 +43,12 @@ class Relay(UpstreamProxy):
         self.last: ServedModel | None = served()
         settings = [UpstreamSettings(url=f"http://127.0.0.1:{port}/v1", when=when) for port in (1, 2)]
         self.named, self.asked_for = "toy", list[str]()
-        super().__init__(self._swarm, settings, get_served=lambda: self.last)
+        super().__init__(self._swarm, settings, own_name=self._own_name)
+
+    def _own_name(self, model: str) -> str | None:
+        if self.last is None:
+            return ""
+        return self.last.name if self.last.has_name(model) else None
 
     async def _swarm(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.ours, "headers": []})

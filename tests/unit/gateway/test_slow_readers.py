@@ -87,7 +87,7 @@ async def test_an_idle_stream_sends_the_comment_that_is_made_for_it(monkeypatch:
             reader.gone.set()
         return f": prompt {made}/3\n".encode()
 
-    stream = EventStream(silent(), lambda: None, {}, 60.0, make)
+    stream = EventStream(silent(), lambda: None, {}, 60.0, make_comment=make)
     async with asyncio.timeout(PATIENCE_S):
         await stream({"type": "http"}, reader.receive, reader.send)
     assert [message["body"] for message in reader.sent[1:3]] == [b": prompt 1/3\n", b": prompt 2/3\n"]

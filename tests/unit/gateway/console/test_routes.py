@@ -106,7 +106,7 @@ class Gateway:
         whole = Settings(state_dir=folder, gateway=GatewaySettings(**settings))
         home = LocalSwarm(logs, is_demo=True)
         self.doors = GatewayApp(
-            whole, CompletionService(cast(Any, self.client)), home, lambda: cast(Any, self.client), lambda: SETTINGS
+            whole, [CompletionService(cast(Any, self.client))], home, lambda: cast(Any, self.client), lambda: SETTINGS
         )
         transport = httpx.ASGITransport(self.doors.app, client=("127.0.0.1", 1))
         self.http = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000")
@@ -333,8 +333,9 @@ async def test_logs_are_listed_and_read(alone: Gateway) -> None:
 
 async def test_the_console_can_be_left_out(tmp_path: Path) -> None:
     gateway = Gateway(tmp_path, keyed=False, console=False)
-    for path in ("/", "/console/me", "/console/live"):
+    for path in ("/console/me", "/console/live"):
         assert (await gateway.get(path)).status_code == 404
+    assert (await gateway.get("/")).text == "Ollama is running"
     await gateway.http.aclose()
 
 
