@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -117,6 +118,26 @@ class Completion:
     @property
     def hops(self) -> tuple[tuple[Hop, ...], ...]:
         return self.choices[0].hops
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """The embedding of one text, in float32. ``num_prompt``: its tokens, of which ``num_cached`` were not computed
+    again."""
+
+    request_id: str
+    vector: array.array[float]
+    num_prompt: int
+    num_cached: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RankedDocument:
+    """A document's place in the list, and how well it answers the query, from 0 to 1."""
+
+    index: int
+    score: float
+    num_prompt: int
 
 
 @dataclass(frozen=True, slots=True)

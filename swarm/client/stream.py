@@ -105,6 +105,11 @@ class RequestCall:
             self.leave()
         return pieces
 
+    @property
+    def end(self) -> Finished:
+        """The end of this (done) call's first continuation."""
+        return self._finished[0]
+
     def completion(self, pieces: list[Piece]) -> Completion:
         """Return the completion of this (done) call from its pieces."""
         pieces = self._earlier_pieces + pieces

@@ -120,7 +120,7 @@ class Restart:
         replayed."""
         most = max(((worker.trusted_positions or {}).get(sequence.id, 0) for worker in holders), default=0)
         position = min(most, sequence.sampled - 1)
-        if position <= 0:
+        if position <= 0 or sequence.keeps_sum:
             return
         self.state.waiting.remove(sequence)
         sequence.resume(position, self.state.now)
