@@ -27,7 +27,7 @@ from swarm.client.request import (
     check_options,
     check_prompt,
 )
-from swarm.client.results import Completion, Embedding, Piece, Progress, RankedDocument
+from swarm.client.results import Completion, Embedding, Piece, Progress, RankedDocument, VectorAnswer
 from swarm.client.session import Session
 from swarm.client.stream import (
     BatchStream,
@@ -46,8 +46,8 @@ from swarm.client.vectors import (
     check_reranks,
     embedding_params,
     find_pooling,
+    rank_documents,
     to_embedding,
-    to_score,
 )
 from swarm.errors import ClientError, InvalidRequest, RequestTimeout, Unavailable
 from swarm.params import SamplingParams
@@ -307,16 +307,16 @@ class AsyncClient(AdminMixin):
         model = await self._model.get()
         pooling = find_pooling(model.manifest)
         check_dimensions(dimensions, model.manifest)
-        sources = [model.to_input(prompt, truncate) for prompt in prompts]
-        calls = await self._compute_vectors(sources, embedding_params(pooling), options)
+        sources = await asyncio.to_thread(lambda: [model.to_input(prompt, truncate) for prompt in prompts])
+        answers = await self.compute_vectors(sources, embedding_params(pooling), **options)
         return [
             Embedding(
-                call.submit.request_id,
-                to_embedding(call.end.vector or b"", pooling, dimensions),
-                call.end.num_prompt,
-                call.end.num_cached,
+                answer.request_id,
+                to_embedding(answer.vector, pooling, dimensions),
+                answer.num_prompt,
+                answer.num_cached,
             )
-            for call in calls
+            for answer in answers
         ]
 
     async def rerank(
@@ -331,29 +331,27 @@ class AsyncClient(AdminMixin):
         :meth:`embed`; the model must have a classification head with one label."""
         model = await self._model.get()
         check_reranks(model.manifest)
-        sources = [model.to_input(query, truncate, document) for document in documents]
-        calls = await self._compute_vectors(sources, SCORES, options)
-        ranked = [
-            RankedDocument(index, to_score(call.end.vector or b""), call.end.num_prompt)
-            for index, call in enumerate(calls)
-        ]
-        return sorted(ranked, key=lambda document: -document.score)
+        sources = await asyncio.to_thread(lambda: [model.to_input(query, truncate, document) for document in documents])
+        return rank_documents(await self.compute_vectors(sources, SCORES, **options))
 
-    async def _compute_vectors(
-        self, sources: Sequence[tuple[int, ...]], params: SamplingParams, options: RequestOptions
-    ) -> list[RequestCall]:
-        """Make a request for each prompt, a limited number at a time; return them when all are done."""
+    async def compute_vectors(
+        self, sources: Sequence[tuple[int, ...]], params: SamplingParams, **options: Unpack[RequestOptions]
+    ) -> list[VectorAnswer]:
+        """Return the vector of each prompt as the last stage computed it. A limited number of the prompts is in
+        progress at a time."""
         spec = check_options(params, options)
         if spec.request_id is not None and len(sources) != 1:
             raise InvalidRequest("a request_id can name only one request, not a batch", code="request_id")
-        done: dict[int, RequestCall] = {}
+        done: dict[int, VectorAnswer] = {}
         places = iter(range(len(sources)))
 
         async def work() -> None:
             for place in places:
                 stream = self._stream([(sources[place], spec)])
                 await _collect(stream, 1)
-                done[place] = stream.ended_calls[0]
+                call = stream.ended_calls[0]
+                end = call.end
+                done[place] = VectorAnswer(call.submit.request_id, end.vector or b"", end.num_prompt, end.num_cached)
 
         tasks = [asyncio.ensure_future(work()) for _ in range(min(MAX_VECTORS_AT_ONCE, len(sources)))]
         try:

@@ -88,12 +88,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished request. ``text``, ``tokens`` and the other properties belong to its first choice."""
+    """A finished request. ``text``, ``tokens`` and the other properties belong to its first choice. ``vector``: the
+    answer of a request for a vector, as the last stage computed it."""
 
     request_id: str
     choices: tuple[Choice, ...]
     usage: Usage
     seed: int
+    vector: bytes | None = None
 
     @property
     def text(self) -> str:
@@ -118,6 +120,16 @@ class Completion:
     @property
     def hops(self) -> tuple[tuple[Hop, ...], ...]:
         return self.choices[0].hops
+
+
+@dataclass(frozen=True, slots=True)
+class VectorAnswer:
+    """A request's vector as the last stage computed it: float32, little-endian."""
+
+    request_id: str
+    vector: bytes
+    num_prompt: int
+    num_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)

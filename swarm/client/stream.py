@@ -119,7 +119,7 @@ class RequestCall:
         )
         first = self._finished[0]
         usage = Usage(first.num_prompt, sum(len(choice.tokens) for choice in choices), first.num_cached)
-        return Completion(self.submit.request_id, choices, usage, self.submit.seed)
+        return Completion(self.submit.request_id, choices, usage, self.submit.seed, first.vector)
 
     def _make_choice(self, index: int, pieces: list[Piece]) -> Choice:
         counted = [piece for piece in pieces if piece.token is not None]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import array
 import math
 import sys
+from collections.abc import Sequence
 
+from swarm.client.results import RankedDocument, VectorAnswer
 from swarm.errors import InvalidRequest
 from swarm.params import SamplingParams, VectorKind
 from swarm.wire.messages import Manifest, Pooling
@@ -58,6 +60,12 @@ def to_embedding(vector: bytes, pooling: Pooling, dimensions: int | None) -> arr
     numbers = to_numbers(vector)[:dimensions]
     length = math.sqrt(math.fsum(number * number for number in numbers)) if pooling.normalizes else 1.0
     return array.array("f", (number / length for number in numbers)) if length not in (0.0, 1.0) else numbers
+
+
+def rank_documents(answers: Sequence[VectorAnswer]) -> list[RankedDocument]:
+    """Return the documents with their scores, the best first, and equal ones in their order."""
+    ranked = [RankedDocument(n, to_score(answer.vector), answer.num_prompt) for n, answer in enumerate(answers)]
+    return sorted(ranked, key=lambda document: -document.score)
 
 
 def to_score(vector: bytes) -> float:

@@ -27,7 +27,7 @@ from swarm.gateway.http.state import caller_of, handler_of, parse_off_loop, serv
 from swarm.gateway.http.usage import UsageRecorder, api_of
 from swarm.gateway.resume_state import ResumeState
 from swarm.gateway.routes import console as pages
-from swarm.gateway.routes import conversation, messages, responses, tokenizing
+from swarm.gateway.routes import conversation, messages, responses, tokenizing, vectors
 from swarm.metrics.exposition import render
 from swarm.metrics.http import HttpMetrics
 from swarm.version import __version__
@@ -66,9 +66,9 @@ def make_app(service: CompletionService, usage: UsageRecorder | None = None, con
         CompletionHandler(service, WRITERS, usage),
         int(time.time()),
     )
-    app.state.numbers = usage.metrics
+    app.state.numbers, app.state.usage = usage.metrics, usage
     app.state.more_models = []  # names of other servers' models
-    for api_router in (router, responses.router, tokenizing.router):
+    for api_router in (router, responses.router, tokenizing.router, vectors.router):
         app.include_router(api_router, responses=ERRORS)
     app.include_router(messages.router, responses=MESSAGE_ERRORS)
     if console is not None:

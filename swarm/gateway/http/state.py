@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from swarm.gateway.completion.service import Caller, CompletionService
 from swarm.gateway.http.handler import CompletionHandler
+from swarm.gateway.http.usage import UsageRecorder
 from swarm.gateway.thread_pool import LONG_BODY
 
 R = TypeVar("R")
@@ -22,6 +23,11 @@ def service_of(request: Request) -> CompletionService:
 def handler_of(request: Request) -> CompletionHandler:
     handler: CompletionHandler = request.app.state.counter
     return handler
+
+
+def usage_of(request: Request) -> UsageRecorder:
+    recorder: UsageRecorder = request.app.state.usage
+    return recorder
 
 
 def caller_of(request: Request) -> Caller:

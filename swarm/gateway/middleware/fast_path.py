@@ -23,6 +23,7 @@ from swarm.gateway.apis.chat import ChatBody
 from swarm.gateway.apis.completions import CompletionBody
 from swarm.gateway.apis.responses import ResponseBody
 from swarm.gateway.apis.tokenizing import DetokenizeBody, TokenizeBody
+from swarm.gateway.apis.vectors import EmbeddingBody, RerankBody
 from swarm.gateway.app import chat_completions, error_response, first_validation_error, internal_error, text_completions
 from swarm.gateway.completion.service import CompletionService
 from swarm.gateway.errors import ApiError
@@ -31,6 +32,7 @@ from swarm.gateway.http.state import caller_of, handler_of
 from swarm.gateway.routes.messages import answer, count
 from swarm.gateway.routes.responses import respond
 from swarm.gateway.routes.tokenizing import detokenize, tokenize
+from swarm.gateway.routes.vectors import embeddings, rerank
 from swarm.gateway.thread_pool import LONG_BODY
 
 BODY = "swarm.body"  # key of the scope: the whole body
@@ -43,6 +45,8 @@ ROUTES: dict[str, _Route] = {
     "/v1/messages": (MessageBody, answer),
     "/v1/messages/count_tokens": (CountBody, count),
     "/v1/responses": (ResponseBody, respond),
+    "/v1/embeddings": (EmbeddingBody, embeddings),
+    "/v1/rerank": (RerankBody, rerank),
     "/tokenize": (TokenizeBody, tokenize),
     "/detokenize": (DetokenizeBody, detokenize),
 }
