@@ -118,9 +118,11 @@ class Restart:
     def _resume_sequence(self, sequence: Sequence, holders: list[Worker]) -> None:
         """Resume a sequence that a worker holds up to a position whose tokens are available; the missing rest will be
         replayed."""
+        if sequence.keeps_sum:
+            return
         most = max(((worker.trusted_positions or {}).get(sequence.id, 0) for worker in holders), default=0)
         position = min(most, sequence.sampled - 1)
-        if position <= 0 or sequence.keeps_sum:
+        if position <= 0:
             return
         self.state.waiting.remove(sequence)
         sequence.resume(position, self.state.now)

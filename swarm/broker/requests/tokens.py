@@ -64,12 +64,10 @@ class TokenCollector:
             if sequence.proposed and not flight.is_current(sequence):
                 self._state.count("late_tokens")  # a newer step, which is in flight, draws it again
                 continue
-            is_unwanted = sequence.request.submit.params.vector is not None
-            if (
-                is_unwanted
-                or item.position != sequence.sampled
-                or not _may_follow(sequence, flight, added.get(sequence, ()))
-            ):
+            if sequence.request.submit.params.vector is not None:
+                self._state.count("misplaced_tokens")
+                continue
+            if item.position != sequence.sampled or not _may_follow(sequence, flight, added.get(sequence, ())):
                 self._state.count("misplaced_tokens")
                 continue
             last_at.setdefault(sequence, sequence.last_token_at)
