@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compare embeddings by a swarm with those by transformers: the same texts and weights, in turns.
 
-    bench_embed.py [--model DIR | --shape 200m] [--stages 1] [--texts 32] [--lengths 16,512] [--pooling mean]
+    bench_embed.py [--model DIR | --shape 200m] [--float32] [--stages 1] [--texts 32] [--lengths 16,512] [--pooling mean]
 
 transformers computes batches of 32 texts, sorted by length as sentence-transformers does, padded, without a head. The
 swarm gets all texts at once. Each round has new texts, so that no cache helps.
@@ -116,6 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_options(parser)
     parser.add_argument("--shape", default="200m", help="of bench_model.py, if no model is named")
+    parser.add_argument("--float32", action="store_true", help="instead of bfloat16")
     parser.add_argument("--stages", type=int, default=1)
     parser.add_argument("--threads", type=int, default=0, help="of each contestant; 0: as it chooses")
     parser.add_argument("--texts", type=int, default=32)
@@ -129,7 +130,7 @@ def main() -> None:
     wait_passively()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    folder = model_of(arguments, arguments.shape)
+    folder = model_of(arguments, arguments.shape, wide=arguments.float32)
     rows, facts = run(compare(folder, arguments))
     tell(rows, "embeddings", {"model": str(folder), "stages": arguments.stages, **facts}, as_json=arguments.json)
 
