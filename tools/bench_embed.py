@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compare embeddings by a swarm with those by transformers: the same texts and weights, in turns.
 
-    bench_embed.py [--model DIR | --shape 200m] [--float32] [--stages 1] [--texts 32] [--lengths 16,512] [--pooling mean]
+    bench_embed.py [--model DIR | --shape 200m] [--float32] [--stages 1] [--texts 32] [--lengths 16,512] [--pooling …]
 
 transformers computes batches of 32 texts, sorted by length as sentence-transformers does, padded, without a head. The
 swarm gets all texts at once. Each round has new texts, so that no cache helps.
