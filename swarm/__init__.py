@@ -13,7 +13,7 @@ from swarm.version import __version__
 if TYPE_CHECKING:
     from swarm.client.blocking import BlockingBatchStream, BlockingStream, Client
     from swarm.client.client import AsyncClient
-    from swarm.client.results import BatchPiece, Choice, Completion, Piece, Usage
+    from swarm.client.results import BatchPiece, Choice, Completion, Embedding, Piece, RankedDocument, Usage
     from swarm.client.stream import BatchStream, PromptStream
     from swarm.errors import (
         ClientError,
@@ -39,11 +39,13 @@ _MODULES = {  # Module of each public name.
     "Client": "swarm.client.blocking",
     "ClientError": "swarm.errors",
     "Completion": "swarm.client.results",
+    "Embedding": "swarm.client.results",
     "Grammar": "swarm.params",
     "InvalidRequest": "swarm.errors",
     "Overloaded": "swarm.errors",
     "Piece": "swarm.client.results",
     "PromptStream": "swarm.client.stream",
+    "RankedDocument": "swarm.client.results",
     "ReadElsewhere": "swarm.errors",
     "RequestCancelled": "swarm.errors",
     "RequestFailed": "swarm.errors",
@@ -65,11 +67,13 @@ __all__ = [
     "Client",
     "ClientError",
     "Completion",
+    "Embedding",
     "Grammar",
     "InvalidRequest",
     "Overloaded",
     "Piece",
     "PromptStream",
+    "RankedDocument",
     "ReadElsewhere",
     "RequestCancelled",
     "RequestFailed",

@@ -49,7 +49,7 @@ PLACES: dict[str, str] = {
     "step.computes": "a step's rows are about to be computed",
     "step.prefill": "the same, and some rows belong to a prompt: a chunk",
     "step.computed": "computed, but neither logged nor sent (values)",
-    "step.sampled": "the last stage sampled tokens, but has not sent them",
+    "step.sampled": "the last stage sampled tokens or computed vectors, but has not sent them",
     "step.sent": "a step's result was handed to the socket",
     "step.proposes": "the same, if the step has proposed tokens and the stage is not the last",
     "replay.begins": "a chunk of a replay is about to be computed",

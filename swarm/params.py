@@ -15,6 +15,10 @@ PRIORITIES = {"high": 50, "normal": 0, "low": -50}
 SpeculationMode = Literal["auto", "off", "suffix", "draft"]
 SPECULATION_MODES: tuple[SpeculationMode, ...] = get_args(SpeculationMode)
 
+# What a request returns instead of tokens: the normalised last layer's output at the last position, its mean over all
+# positions, or the scores of a classification head at the last position.
+VectorKind = Literal["last", "mean", "scores"]
+
 MAX_SEED = 2**63 - 1
 MAX_N = 64
 MAX_LOGPROBS = 20
@@ -77,6 +81,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     - ``ignore_eos``: do not end at the model's end-of-sequence tokens.
     - ``grammar``: only tokens that it allows are drawn, and the answer ends only where the grammar may.
     - ``thinking``: the answer begins with thinking, to which the grammar does not apply.
+    - ``vector``: the answer is a vector of this kind; no token is drawn.
     """
 
     max_tokens: int = 128
@@ -97,6 +102,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ignore_eos: bool = False
     grammar: Grammar | None = None
     thinking: Thinking | None = None
+    vector: VectorKind | None = None
+
+    @property
+    def max_answer(self) -> int:
+        """Maximum number of tokens that the answer can have."""
+        return self.max_tokens if self.vector is None else 0
 
     @property
     def has_rules(self) -> bool:
@@ -133,6 +144,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             self._check_grammar(self.grammar)
         if self.thinking is not None:
             self._check_thinking(self.thinking)
+        if self.vector is not None and self.n != 1:
+            raise InvalidRequest(f"n must be 1 for a vector, not {self.n}", code="n")
 
     def _check_stops(self) -> None:
         for name in ("stop", "stop_token_ids"):

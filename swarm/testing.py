@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarm.errors import IllegalMove, KvFull, ModelError
-from swarm.params import SamplingParams
+from swarm.params import SamplingParams, VectorKind
 from swarm.stage.executor import (
     Batch,
     Capacity,
@@ -34,6 +34,7 @@ from swarm.wire.messages import (
     Row,
     Sampled,
     SequencePosition,
+    SequenceVector,
     TokenLogprob,
     layers_of,
     num_blocks,
@@ -136,6 +137,20 @@ def fake_draws(
         hidden = _run_layers(states, token)
 
 
+def fake_vector(prompt: Sequence[int], kind: VectorKind, num_layers: int) -> bytes:
+    """Return the vector of an undisturbed run: the test oracle."""
+    states, total, hidden = [0] * num_layers, 0, 0
+    for token in prompt:
+        hidden = _run_layers(states, token)
+        total = mix(total, hidden)
+    return fake_vector_bytes(total if kind == "mean" else hidden)
+
+
+def fake_vector_bytes(number: int) -> bytes:
+    """Return a vector of two finite float32 from the bits of a number."""
+    return (number & _FINITE).to_bytes(8, "little")
+
+
 def _run_layers(states: list[int], token: int) -> int:
     hidden = token + 1
     for layer, before in enumerate(states):
@@ -157,6 +172,7 @@ class FakeExecutor:
     kept: frozenset[int] = frozenset()
     chains: dict[int, dict[int, list[int]]] = field(default_factory=dict)  # Sequence -> layer -> state per position.
     limits: dict[int, int] = field(default_factory=dict)
+    sums: dict[int, tuple[int, int]] = field(default_factory=dict)  # Sequence -> positions added, and their sum.
     aside: dict[int, list[int]] = field(default_factory=dict)  # Layer -> state per position, of rechecks.
     defer_every: int = 0  # Every n-th requested draw is deferred; 0: none.
     num_draws: int = 0
@@ -282,7 +298,25 @@ class FakeExecutor:
                 drawn = self._verify(job, row, hidden[stop - 1 - job.num_proposed : stop])
                 sampled += drawn
                 certain.append(SequencePosition(row.sequence, drawn[-1].position))
-        return ForwardResult(None, tuple(sampled), (), 0.001, 0.0, late=late, certain=tuple(certain))
+        vectors: list[SequenceVector] = []
+        for vector_job in batch.vectors:
+            row, stop = batch.rows[vector_job.row], stops[vector_job.row]
+            last = self._add(row, hidden[stop - row.count : stop]) if vector_job.kind == "mean" else hidden[stop - 1]
+            if vector_job.is_end:
+                vectors.append(SequenceVector(row.sequence, row.start + row.count, fake_vector_bytes(last)))
+        return ForwardResult(
+            None, tuple(sampled), (), 0.001, 0.0, late=late, certain=tuple(certain), vectors=tuple(vectors)
+        )
+
+    def _add(self, row: Row, outputs: list[int]) -> int:
+        """Add a row to its sequence's sum, which begins with position 0."""
+        position, total = self.sums.get(row.sequence, (0, 0)) if row.start else (0, 0)
+        if position != row.start:
+            raise IllegalMove(f"sequence {row.sequence} goes on at {row.start}, its sum has {position} positions")
+        for output in outputs:
+            total = mix(total, output)
+        self.sums[row.sequence] = (row.start + row.count, total)
+        return total
 
     def recheck(
         self, batch: Batch, limit: int, fenced: Callable[[], bool], progressed: Callable[[], None]
@@ -407,10 +441,12 @@ class FakeExecutor:
     def release(self, sequence: int) -> None:
         self.shared.release(sequence)
         self.chains.pop(sequence, None)
+        self.sums.pop(sequence, None)
         self.limits.pop(sequence, None)
 
     def reset(self) -> None:
         self.chains.clear()
+        self.sums.clear()
         self.limits.clear()
         self.shared.clear(self.shared.unit)
 

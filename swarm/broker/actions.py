@@ -115,12 +115,14 @@ class WriteTokens:
 
 @dataclass(frozen=True, slots=True)
 class WriteEnd:
-    """Journal how a sequence ended, and with how many of its tokens; then feed EndWritten."""
+    """Journal how a sequence ended, and with how many of its tokens; then feed EndWritten. ``vector``: the answer of a
+    request for a vector."""
 
     sequence: int
     reason: FinishReason
     num_tokens: int
     detail: str = ""
+    vector: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -390,6 +390,7 @@ class BrokerCore:
         ):
             self._reconfiguration.log_recovery(recovery)
         self._requests.collector.collect(done.sampled, done.hops, flight, now)
+        self._requests.collector.collect_vectors(done.vectors or (), now)
         for failure in done.failed:
             sequence = self.state.sequences.get(failure.sequence)
             if sequence is not None:

@@ -9,6 +9,7 @@ import typer
 from swarm.cli.bench import bench
 from swarm.cli.discover import discover
 from swarm.cli.doctor.command import doctor
+from swarm.cli.embed import embed
 from swarm.cli.generate.chat import chat
 from swarm.cli.generate.generate import attach, generate
 from swarm.cli.meta import completion
@@ -62,6 +63,7 @@ _GATEWAY = "swarm gateway --url tcp://127.0.0.1:5700 --http 8000"
 _GENERATE = 'swarm generate "Once upon a time" --max-tokens 60 --temperature 0.8 --seed 7'
 _ATTACH = "swarm attach 8c5f1c2e6a94d7b03f5e9a1d2c7b4e60 --from 20"
 _CHAT = 'echo "What colour is the cat?" | swarm chat --system "Be brief."'
+_EMBED = 'swarm embed "The cat sleeps." "A dog barks." --dimensions 256'
 _PROFILE = "swarm profile --model /models/llama --workers 2 --json"
 _BENCH = "swarm bench http://127.0.0.1:8000 --sweep --output 64 --html report.html"
 
@@ -72,6 +74,7 @@ app.command(short_help="Serve HTTP: OpenAI's API and Anthropic's.", epilog=f"Exa
 app.command(epilog=f"Example: {_GENERATE}")(generate)
 app.command(short_help="Read the answer to a request made before.", epilog=f"Example: {_ATTACH}")(attach)
 app.command(epilog=f"Example: {_CHAT}")(chat)
+app.command(short_help="Print the embeddings of texts.", epilog=f"Example: {_EMBED}")(embed)
 app.command(short_help="Measure a swarm, phase by phase.", epilog=f"Example: {_PROFILE}")(profile)
 app.command(short_help="Measure any OpenAI-compatible server under load.", epilog=f"Example: {_BENCH}")(bench)
 app.command(short_help="Find swarms on the local network.", epilog="Example: swarm discover")(discover)

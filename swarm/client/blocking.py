@@ -14,7 +14,7 @@ from swarm.auth.access import BrokerCredentials
 from swarm.client.admin import ReportName
 from swarm.client.client import AsyncClient
 from swarm.client.request import Params, Prompt, RequestOptions
-from swarm.client.results import BatchPiece, Completion, Piece
+from swarm.client.results import BatchPiece, Completion, Embedding, Piece, RankedDocument
 from swarm.client.stream import BatchStream, PromptStream
 from swarm.client.text.tokenizer import Chat, TextModel
 from swarm.errors import ClientError, Unavailable
@@ -160,6 +160,23 @@ class Client:
         finished)`` in order of arrival. ``params`` is one parameter set for all prompts, or a sequence with one for
         each prompt. Leaving the iterator early cancels all requests."""
         return BlockingBatchStream(self, self._client.stream_batch(prompts, params, **options))
+
+    def embed(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        truncate: int | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> list[Embedding]:
+        """Return the embeddings of texts, or of lists of token ids; see :meth:`AsyncClient.embed`."""
+        return self._run(self._client.embed(prompts, dimensions=dimensions, truncate=truncate, **options))
+
+    def rerank(
+        self, query: str, documents: Sequence[str], *, truncate: int | None = None, **options: Unpack[RequestOptions]
+    ) -> list[RankedDocument]:
+        """Return how well each document answers the query, the best first; see :meth:`AsyncClient.rerank`."""
+        return self._run(self._client.rerank(query, documents, truncate=truncate, **options))
 
     # --- questions
 

@@ -27,7 +27,7 @@ from swarm.client.request import (
     check_options,
     check_prompt,
 )
-from swarm.client.results import Completion, Piece, Progress
+from swarm.client.results import Completion, Embedding, Piece, Progress, RankedDocument, VectorAnswer
 from swarm.client.session import Session
 from swarm.client.stream import (
     BatchStream,
@@ -40,6 +40,15 @@ from swarm.client.stream import (
 )
 from swarm.client.text.grammar_checks import GrammarCheckPool
 from swarm.client.text.tokenizer import Chat, TextModel
+from swarm.client.vectors import (
+    SCORES,
+    check_dimensions,
+    check_reranks,
+    embedding_params,
+    find_pooling,
+    rank_documents,
+    to_embedding,
+)
 from swarm.errors import ClientError, InvalidRequest, RequestTimeout, Unavailable
 from swarm.params import SamplingParams
 from swarm.wire.messages import Describe, Description, GetRequest, Report, RequestDetails, Submit
@@ -47,6 +56,7 @@ from swarm.wire.messages import Describe, Description, GetRequest, Report, Reque
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
+MAX_VECTORS_AT_ONCE = 64  # prompts of one call of ``embed`` that are in the swarm's queue; few, to leave it to others
 _YIELD_EVERY = 16  # prompts of a batch that are tokenized before other tasks get their turn
 
 PreparedPrompt = tuple[Source, RequestSpec]
@@ -276,6 +286,81 @@ class AsyncClient(AdminMixin):
         specs = batch_specs(params, options, len(prompts))
         prepared = [_prepare_prompt(prompt, wish) for prompt, wish in zip(prompts, specs, strict=True)]
         return BatchStream(self._stream(prepared), len(prepared))
+
+    async def embed(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        truncate: int | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> list[Embedding]:
+        """Return the embeddings of texts, or of lists of token ids, in their order. The model's folder decides how they
+        are pooled; without settings, the last token's output counts, scaled to length 1.
+
+        ``dimensions``: keep only the first numbers. ``truncate``: keep at most this number of tokens of each text;
+        without it, a text that exceeds the model's context is refused. The first error cancels the rest and is raised.
+        Raises InvalidRequest (code "unsupported_task") if the model makes no embeddings.
+        """
+        if isinstance(prompts, str):
+            raise InvalidRequest("prompts must be a list of texts or of lists of token ids", code="prompts")
+        model = await self._model.get()
+        pooling = find_pooling(model.manifest)
+        check_dimensions(dimensions, model.manifest)
+        sources = await asyncio.to_thread(lambda: [model.to_input(prompt, truncate) for prompt in prompts])
+        answers = await self.compute_vectors(sources, embedding_params(pooling), **options)
+        return [
+            Embedding(
+                answer.request_id,
+                to_embedding(answer.vector, pooling, dimensions),
+                answer.num_prompt,
+                answer.num_cached,
+            )
+            for answer in answers
+        ]
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        truncate: int | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> list[RankedDocument]:
+        """Return how well each document answers the query, the best first. ``truncate`` and errors are as in
+        :meth:`embed`; the model must have a classification head with one label."""
+        model = await self._model.get()
+        check_reranks(model.manifest)
+        sources = await asyncio.to_thread(lambda: [model.to_input(query, truncate, document) for document in documents])
+        return rank_documents(await self.compute_vectors(sources, SCORES, **options))
+
+    async def compute_vectors(
+        self, sources: Sequence[tuple[int, ...]], params: SamplingParams, **options: Unpack[RequestOptions]
+    ) -> list[VectorAnswer]:
+        """Return the vector of each prompt as the last stage computed it. A limited number of the prompts is in
+        progress at a time."""
+        spec = check_options(params, options)
+        if spec.request_id is not None and len(sources) != 1:
+            raise InvalidRequest("a request_id can name only one request, not a batch", code="request_id")
+        done: dict[int, VectorAnswer] = {}
+        places = iter(range(len(sources)))
+
+        async def work() -> None:
+            for place in places:
+                stream = self._stream([(sources[place], spec)])
+                await _collect(stream, 1)
+                call = stream.ended_calls[0]
+                end = call.end
+                done[place] = VectorAnswer(call.submit.request_id, end.vector or b"", end.num_prompt, end.num_cached)
+
+        tasks = [asyncio.ensure_future(work()) for _ in range(min(MAX_VECTORS_AT_ONCE, len(sources)))]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return [done[place] for place in range(len(sources))]
 
     async def describe(self) -> Description:
         """Return the model, the limits, and, if the swarm is not serving, what it waits for."""

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from swarm.client.broker_connection import BrokerConnection
 from swarm.client.events import AskQuestion
-from swarm.client.request import RequestSpec
+from swarm.client.request import Prompt, RequestSpec, check_token_ids
 from swarm.client.text import assets
 from swarm.client.text.assemble import PieceAssembler
 from swarm.client.text.grammar import GrammarChecker
 from swarm.client.text.tokenizer import ASSET_FILES, TextModel
-from swarm.errors import InvalidRequest, ModelError, Unavailable
+from swarm.errors import InvalidRequest, ModelError, PromptTooLong, Unavailable
 from swarm.wire.messages import MAX_ASSET_BYTES, Asset, Description, GetAsset, Manifest, Report
 
 ASK_TIMEOUT_S = 30.0  # answers need no computing
@@ -35,6 +35,22 @@ class ClientModel:
     def check_stops(self, spec: RequestSpec) -> None:
         if spec.params.stop and self.text is None:
             raise InvalidRequest("this model has no tokenizer: pass stop_token_ids instead of stop strings", "stop")
+
+    def to_input(self, prompt: Prompt, truncate: int | None, second: str | None = None) -> tuple[int, ...]:
+        """Return the ids of a text to embed, or of a query and a document. Raises InvalidRequest."""
+        context = self.manifest.context
+        if truncate is not None and not 1 <= truncate <= context:
+            raise InvalidRequest(f"truncate must be between 1 and {context}, not {truncate}", code="truncate")
+        if not isinstance(prompt, str):
+            ids = check_token_ids(prompt)[:truncate]
+        elif self.text is None:
+            raise InvalidRequest("this model has no tokenizer: pass token ids", code="tokenizer")
+        else:
+            ids = self.text.encode_input(prompt, second, most=truncate or context, cuts=truncate is not None)
+        if len(ids) > context:
+            reason = f"the input has {len(ids)} tokens, {self.manifest.name} holds {context}: shorten or truncate it"
+            raise PromptTooLong(reason, len(ids))
+        return ids
 
     def make_assembler(self, spec: RequestSpec, choice: int) -> PieceAssembler:
         ends = () if spec.params.ignore_eos else self.manifest.eos_token_ids

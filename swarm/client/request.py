@@ -12,7 +12,7 @@ from typing import TypedDict, TypeVar
 import msgspec
 
 from swarm.errors import InvalidRequest
-from swarm.params import PRIORITIES, SPECULATION_MODES, Grammar, SamplingParams, SpeculationMode, Thinking
+from swarm.params import PRIORITIES, SPECULATION_MODES, Grammar, SamplingParams, SpeculationMode, Thinking, VectorKind
 from swarm.wire.messages import MAX_KEEP_S, MAX_MEMO, MAX_TOKENS, Submit
 
 Prompt = str | Sequence[int]
@@ -83,6 +83,7 @@ class RequestOptions(TypedDict, total=False):
     ignore_eos: bool
     grammar: Grammar | None
     thinking: Thinking | None
+    vector: VectorKind | None
 
 
 class _ClientOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -87,12 +88,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished request. ``text``, ``tokens`` and the other properties belong to its first choice."""
+    """A finished request. ``text``, ``tokens`` and the other properties belong to its first choice. ``vector``: the
+    answer of a request for a vector, as the last stage computed it."""
 
     request_id: str
     choices: tuple[Choice, ...]
     usage: Usage
     seed: int
+    vector: bytes | None = None
 
     @property
     def text(self) -> str:
@@ -117,6 +120,36 @@ class Completion:
     @property
     def hops(self) -> tuple[tuple[Hop, ...], ...]:
         return self.choices[0].hops
+
+
+@dataclass(frozen=True, slots=True)
+class VectorAnswer:
+    """A request's vector as the last stage computed it: float32, little-endian."""
+
+    request_id: str
+    vector: bytes
+    num_prompt: int
+    num_cached: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """The embedding of one text, in float32. ``num_prompt``: its tokens, of which ``num_cached`` were not computed
+    again."""
+
+    request_id: str
+    vector: array.array[float]
+    num_prompt: int
+    num_cached: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RankedDocument:
+    """A document's place in the list, and how well it answers the query, from 0 to 1."""
+
+    index: int
+    score: float
+    num_prompt: int
 
 
 @dataclass(frozen=True, slots=True)

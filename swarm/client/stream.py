@@ -105,6 +105,11 @@ class RequestCall:
             self.leave()
         return pieces
 
+    @property
+    def end(self) -> Finished:
+        """The end of this (done) call's first continuation."""
+        return self._finished[0]
+
     def completion(self, pieces: list[Piece]) -> Completion:
         """Return the completion of this (done) call from its pieces."""
         pieces = self._earlier_pieces + pieces
@@ -114,7 +119,7 @@ class RequestCall:
         )
         first = self._finished[0]
         usage = Usage(first.num_prompt, sum(len(choice.tokens) for choice in choices), first.num_cached)
-        return Completion(self.submit.request_id, choices, usage, self.submit.seed)
+        return Completion(self.submit.request_id, choices, usage, self.submit.seed, first.vector)
 
     def _make_choice(self, index: int, pieces: list[Piece]) -> Choice:
         counted = [piece for piece in pieces if piece.token is not None]

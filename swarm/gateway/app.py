@@ -27,7 +27,7 @@ from swarm.gateway.http.state import caller_of, handler_for, parse_off_loop, res
 from swarm.gateway.http.usage import UsageRecorder, api_of
 from swarm.gateway.resume_state import ResumeState
 from swarm.gateway.routes import console as pages
-from swarm.gateway.routes import conversation, messages, ollama, responses, tokenizing
+from swarm.gateway.routes import conversation, messages, ollama, responses, tokenizing, vectors
 from swarm.gateway.swarms import Swarms
 from swarm.metrics.exposition import render
 from swarm.metrics.http import HttpMetrics
@@ -65,9 +65,9 @@ def make_app(swarms: Swarms, usage: UsageRecorder | None = None, console: Consol
     )
     app.state.swarms, app.state.created = swarms, int(time.time())
     app.state.handlers = {service: CompletionHandler(service, WRITERS, usage) for service in swarms.services}
-    app.state.numbers = usage.metrics
+    app.state.numbers, app.state.usage = usage.metrics, usage
     app.state.more_models = []  # names of other servers' models
-    for api_router in (router, responses.router, tokenizing.router):
+    for api_router in (router, responses.router, tokenizing.router, vectors.router):
         app.include_router(api_router, responses=ERRORS)
     app.include_router(messages.router, responses=MESSAGE_ERRORS)
     app.include_router(ollama.router, responses=OLLAMA_ERRORS)

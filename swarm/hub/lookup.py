@@ -67,6 +67,8 @@ SMALL_FILES = (
     "quant_config.json",
     "quantize_config.json",
     "hf_quant_config.json",
+    "modules.json",
+    "1_Pooling/config.json",
 )
 
 FIRST_READ_BYTES = 128 << 10  # Of a file: nearly always the whole header, in one request.

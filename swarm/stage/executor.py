@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from swarm.params import SamplingParams
+    from swarm.params import SamplingParams, VectorKind
     from swarm.wire.messages import (
         Failure,
         ForcedTokens,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Row,
         Sampled,
         SequencePosition,
+        SequenceVector,
     )
 
 
@@ -65,6 +66,18 @@ class SampleJob:
         return len(self.history) - self.num_proposed
 
 
+@dataclass(frozen=True, slots=True)
+class VectorJob:
+    """Request to compute a vector from a sequence's positions, of which a row brings some.
+
+    "mean": the executor adds the row's outputs to those of the rows before, position by position, from position 0 on.
+    """
+
+    row: int  # index of the row in its batch
+    kind: VectorKind
+    is_end: bool  # the row ends the prompt: return the vector
+
+
 def is_end_token(token: int, params: SamplingParams, eos_token_ids: Collection[int]) -> bool:
     """Return whether a drawn token ends the answer, so that nothing is drawn after it even if it was proposed."""
     return token in params.stop_token_ids or (token in eos_token_ids and not params.ignore_eos)
@@ -81,6 +94,7 @@ class Batch:
     alone: bool = True  # no other stage of this host computes meanwhile (or rarely), so all cores may be used
     through: LayerRange | None = None  # compute only these layers of the stage, with ``hidden`` as their input
     proposed: Mapping[int, int] = field(default_factory=dict)  # rows that end in proposals: index, and their number
+    vectors: tuple[VectorJob, ...] = ()  # jobs of the last stage, in the order of their rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +112,7 @@ class ForwardResult:
     # rows with accepted proposals: the position up to which the row's tokens are certain
     certain: tuple[SequencePosition, ...] = ()
     forced: tuple[ForcedTokens, ...] = ()  # tokens that are certain to follow by their sequence's grammar
+    vectors: tuple[SequenceVector, ...] = ()  # in the order of the jobs that end a prompt
 
 
 @dataclass(frozen=True, slots=True)

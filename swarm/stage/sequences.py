@@ -16,7 +16,7 @@ from swarm.stage.actions import (
     TruncateSequence,
 )
 from swarm.stage.events import StepArrived
-from swarm.stage.executor import Batch, SampleJob
+from swarm.stage.executor import Batch, SampleJob, VectorJob
 from swarm.stage.kv_copies import KvCopies, KvCopy, count_equal
 from swarm.stage.log import ActivationLog
 from swarm.stage.proposals import proposed_counts
@@ -208,7 +208,7 @@ class SequenceStore:
         tokens."""
         step = arrived.step
         counts = proposed_counts(step)
-        samples, proposed = [], dict[int, int]()
+        samples, proposed, vectors = [], dict[int, int](), []
         taken = 0
         for index, row in enumerate(step.rows):
             held = self.sequences[row.sequence]
@@ -218,12 +218,22 @@ class SequenceStore:
             num_proposed = counts.get(row.sequence, 0)
             if num_proposed:
                 proposed[index] = num_proposed
-            if is_last and row.sample:
-                item = held.open
+            item = held.open
+            if is_last and item.params.vector is not None:
+                vectors.append(VectorJob(index, item.params.vector, row.sample))
+            elif is_last and row.sample:
                 job = SampleJob(index, item.params, item.seed, held.history, item.num_prompt, num_proposed)
                 samples.append(job)
         tokens = np.asarray(step.tokens, dtype=np.int64)
-        return Batch(step.rows, tokens, arrived.hidden, tuple(samples), step.alone, proposed=proposed)
+        return Batch(
+            step.rows,
+            tokens,
+            arrived.hidden,
+            tuple(samples),
+            step.alone,
+            proposed=proposed,
+            vectors=tuple(vectors),
+        )
 
     def apply_header(self, step: Step, layers: LayerRange) -> str | None:
         """Retire, release, open and truncate sequences, in this order; return an error text if that is impossible.

@@ -106,6 +106,7 @@ class RunningStep:
             failed=forwarded.failed,
             late=forwarded.late,
             forced=forwarded.forced or msgspec.UNSET,
+            vectors=forwarded.vectors or msgspec.UNSET,
             hops=hops,
             cause=step.cause,
             lineage=step.lineage,

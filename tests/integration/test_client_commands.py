@@ -23,6 +23,7 @@ from swarm.admin.report_rows import read_rows
 from swarm.cli.main import run as run_swarm
 from swarm.ctl.main import run as swarmctl
 from swarm.ctl.stats import describe_rates, render_stats, watch_stats
+from swarm.demo import model_path
 from swarm.params import Grammar
 from swarm.wire.messages import (
     Cancel,
@@ -40,6 +41,7 @@ from swarm.wire.messages import (
     Submit,
 )
 from tests.integration.fake_broker import EOS, FakeBroker, manifest_of, say, tiny_tokenizer
+from tests.integration.processes import Processes
 
 SWARM = [sys.executable, "-m", "swarm"]
 SWARMCTL = [sys.executable, "-c", "from swarm.ctl.main import main; main()"]
@@ -301,6 +303,26 @@ def test_generate_at_a_terminal(broker: FakeBroker, monkeypatch: pytest.MonkeyPa
     assert run(out=io.StringIO(), err=Terminal()) == ("hello#0\n", "")
     out, err = run("--json", out=Terminal(), err=Terminal())
     assert (json.loads(out)["text"], err) == ("hello#0", "")
+
+
+def test_embeddings_are_printed(
+    zygote: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line for each text, from arguments or stdin; --json has token counts."""
+    with Processes(model_path(), tmp_path, launch=zygote) as processes:
+        processes.start(1)
+        arguments = ("embed", "--url", processes.url, "--timeout", "60", "--dimensions", "4")
+        assert swarm(*arguments, "The cat.", "A dog barks.") == 0
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [len(line) for line in lines] == [4, 4]
+        monkeypatch.setattr(sys, "stdin", io.StringIO("The cat.\nA dog barks.\n"))
+        assert swarm(*arguments, "--json", "-") == 0
+        rows = json.loads(capsys.readouterr().out)["embeddings"]
+        assert [row["embedding"] for row in rows] == lines
+        assert [row["index"] for row in rows] == [0, 1]
+        assert rows[0]["tokens"] > 0
+        assert swarm(*arguments[:-1], "100000", "The cat.") == 2
+        assert "dimensions must be between" in capsys.readouterr().err
 
 
 # --- swarm chat -------------------------------------------------------------------------------------------------------

@@ -214,4 +214,12 @@ MUTANTS = (
         new="pass",
         caught_by="tests/unit/broker/steps/test_sharing.py::test_without_the_first_one_the_others_start_again",
     ),
+    Mutant(
+        name="mean-kept-over-a-change-of-plan",
+        breaks="A sequence whose positions are added up keeps them over a change of plan; its sum is lost.",
+        target="swarm.broker.recovery.kept_sequences:evict_overflow",
+        old="can_end = can_end and not sequence.keeps_sum",
+        new="can_end = bool(can_end)",
+        caught_by="tests/unit/broker/requests/test_vectors.py::test_a_mean_keeps_no_positions_over_a_change_of_plan",
+    ),
 )

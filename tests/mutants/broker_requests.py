@@ -365,4 +365,12 @@ MUTANTS = (
         new="",
         caught_by="tests/unit/broker/steps/test_proposals.py::test_proposed_tokens_behind_the_end_are_dropped",
     ),
+    Mutant(
+        name="vector-of-a-part-of-the-prompt",
+        breaks="A vector that was computed from a part of the prompt is the answer.",
+        target="swarm.broker.requests.tokens:TokenCollector.collect_vectors",
+        old="if not is_asked or item.position != sequence.sampled:",
+        new="if not is_asked:",
+        caught_by="tests/unit/broker/requests/test_vectors.py::test_what_is_no_vector_of_the_prompt_does_not_count",
+    ),
 )

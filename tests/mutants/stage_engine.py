@@ -1,6 +1,6 @@
 """Mutants of swarm/stage/engine."""
 
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import Edit, Mutant
 
 MUTANTS = (
     Mutant(
@@ -98,5 +98,14 @@ MUTANTS = (
         old="spoiled = self.are_guessed & (num_bad > num_before[self.first])",
         new="spoiled = self.are_guessed & False",
         caught_by="tests/model/test_speculation.py::test_an_accepted_token_that_overflows_fails_as_without_proposals",
+    ),
+    Mutant(
+        name="mean-of-the-last-row",
+        breaks="A mean begins anew with each row of the prompt.",
+        target="swarm.stage.engine.vectors:VectorPool._add",
+        old="if held is None or held.position != row.start:",
+        new="if held is None:",
+        also=(Edit("swarm.stage.engine.vectors:VectorPool._add", "if row.start == 0:", "if True:"),),
+        caught_by="tests/model/test_vectors.py::test_pieces_add_to_one_sum",
     ),
 )

@@ -57,6 +57,7 @@ RUN = {
     "pip": "integration/test_installation.py::test_an_installed_package_uses_its_kernels",
     "python -m swarm.config": "unit/test_config.py::test_the_file_in_the_repository_is_the_template",
     "examples/live.py": "integration/test_examples.py::test_live",
+    "swarm embed": "integration/test_client_commands.py::test_embeddings_are_printed",
     "swarm doctor": "unit/cli/test_doctor.py::test_the_whole_command",
     "swarm bench": "integration/test_bench.py::test_a_sweep_finds_where_a_server_is_full_and_writes_its_page",
     "swarm chat": "integration/test_client_commands.py::test_chat_remembers",

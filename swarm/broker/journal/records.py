@@ -150,7 +150,15 @@ def _build_sequence(
         parts = [*read_stored_parts(db, number, Part), *gathered.get(number, [])]
         part = join_parts(sorted(parts, key=itemgetter(0)), Part)
     return SequenceRecord(
-        number, place, list(part.ids), list(part.logprobs), list(part.hops), reason, detail, part.num_cached
+        number,
+        place,
+        list(part.ids),
+        list(part.logprobs),
+        list(part.hops),
+        reason,
+        detail,
+        part.num_cached,
+        part.vector,
     )
 
 

@@ -19,6 +19,8 @@ from pathlib import Path
 from random import SystemRandom
 from typing import TypeVar
 
+from msgspec.structs import replace
+
 from swarm.broker.actions import FinishJournalRewrite, WriteAcceptance, WriteEnd, WriteEpoch, WriteTokens
 from swarm.broker.journal import DurableWrite, JournalWrite, records, token_buffer
 from swarm.broker.journal.database import (
@@ -267,7 +269,7 @@ class JournalStore:
             return known.fetchone() is None
         self._db.execute(
             "UPDATE sequences SET reason = ?, detail = ?, tokens = ? WHERE id = ?",
-            (write.reason, write.detail, encode(whole), write.sequence),
+            (write.reason, write.detail, encode(replace(whole, vector=write.vector)), write.sequence),
         )
         self._db.execute("DELETE FROM tokens WHERE sequence = ?", (write.sequence,))
         self._db.execute(

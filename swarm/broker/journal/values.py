@@ -19,8 +19,8 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     """Consecutive tokens of a sequence, with the log probabilities and hops that were requested.
 
     ``place``: sequence and index of the first token, repeated here because the row's columns have no checksum; None:
-    not recorded. ``num_cached``: cached prompt tokens, in the part with the first token. It is the last field, because
-    journals of earlier versions lack it.
+    not recorded. ``num_cached``: cached prompt tokens, in the part with the first token. ``vector``: the answer of a
+    request for a vector, which has no tokens. Journals of earlier versions lack the last two fields.
     """
 
     ids: tuple[int, ...]
@@ -28,6 +28,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     hops: tuple[tuple[Hop, ...], ...] = ()
     place: tuple[int, int] | None = None
     num_cached: int = 0
+    vector: bytes = b""
 
 
 class RawPart(msgspec.Struct, frozen=True, array_like=True):
@@ -38,6 +39,7 @@ class RawPart(msgspec.Struct, frozen=True, array_like=True):
     hops: tuple[msgspec.Raw, ...] = ()
     place: tuple[int, int] | None = None
     num_cached: int = 0
+    vector: bytes = b""
 
 
 class Ids(msgspec.Struct, frozen=True, array_like=True):

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from swarm.broker.state import Request, State
 from swarm.broker.state.ended_requests import RETRY_S, ClientAccount, RequestRefusal
 from swarm.errors import InvalidRequest
-from swarm.params import PRIORITIES
+from swarm.params import PRIORITIES, SamplingParams
 from swarm.wire.messages import BLOCK, Manifest, Submit, num_blocks
 
 # seconds; minimum retry time while no plan serves, since it is unknown when places become free
 MIN_RETRY_NOT_SERVING_S = 5.0
-THINKING_VERSION = 4  # of the protocol: the first whose workers read a request's thinking
+NEW_RULES_VERSION = 4  # of the protocol: the first whose workers read a request's thinking, and return vectors
 MAX_RETRY_S = 60.0  # seconds; the current rate predicts nothing beyond that, so the client should retry by then
 
 
@@ -140,15 +140,16 @@ class RequestAdmission:
         return round(min(MAX_RETRY_S, max(least_s, after_s)), 1)
 
     def _refuse_unknown_rule(self, submit: Submit) -> RequestRefusal | None:
-        """Refuse a request with thinking while the plan has workers that refuse its record."""
-        plan = self._state.plans.current
-        if submit.params.thinking is None or plan is None:
+        """Refuse a request with thinking, or for a vector, while the plan has workers that refuse its record."""
+        plan, params = self._state.plans.current, submit.params
+        if (params.thinking is None and params.vector is None) or plan is None:
             return None
         workers = [self._state.workers[stage.incarnation] for stage in plan.stages]
-        old = next((each.name for each in workers if max(each.hello.wire_versions) < THINKING_VERSION), None)
+        old = next((each.name for each in workers if max(each.hello.wire_versions) < NEW_RULES_VERSION), None)
         if old is None:
             return None
-        reason = f"worker {old} is too old for thinking with a budget or a grammar: upgrade it"
+        what = "thinking with a budget or a grammar" if params.vector is None else "embeddings and scores"
+        reason = f"worker {old} is too old for {what}: upgrade it"
         return RequestRefusal("unavailable", reason, RETRY_S)
 
     def _refuse_too_large(self, submit: Submit, manifest: Manifest) -> RequestRefusal | None:
@@ -180,11 +181,14 @@ def check_submit(submit: Submit, manifest: Manifest) -> RequestRefusal | None:
         return RequestRefusal("invalid", str(error))
     if not submit.prompt:
         return RequestRefusal("invalid", "the prompt is empty: give at least one token")
-    if len(submit.prompt) >= manifest.context:
+    unable = why_unable(submit.params, manifest)
+    if unable is not None:
+        return RequestRefusal("unsupported_task", unable)
+    has_tokens = submit.params.vector is None
+    if len(submit.prompt) + has_tokens > manifest.context:
+        rest = ", and at least one must remain for the answer" if has_tokens else ""
         return RequestRefusal(
-            "context",
-            f"the prompt has {len(submit.prompt)} tokens; {manifest.name} holds {manifest.context}, "
-            f"and at least one must remain for the answer",
+            "context", f"the prompt has {len(submit.prompt)} tokens; {manifest.name} holds {manifest.context}{rest}"
         )
     named = (
         ("prompt", submit.prompt),
@@ -201,6 +205,19 @@ def check_submit(submit: Submit, manifest: Manifest) -> RequestRefusal | None:
     return None
 
 
+def why_unable(params: SamplingParams, manifest: Manifest) -> str | None:
+    """Return why the model lacks the head for what the request asks for; None if it has it."""
+    if params.vector == "scores":
+        if manifest.num_labels:
+            return None
+        return f"{manifest.name} has no classification head, so it gives no scores: serve a model for reranking"
+    if manifest.num_labels and params.vector is not None:
+        return f"{manifest.name} gives scores only, no embeddings: serve a model for embeddings"
+    if manifest.is_headless and params.vector is None:
+        return f"{manifest.name} has no head over the vocabulary, so it generates no text: serve another model"
+    return None
+
+
 def refuse_taken_id(submit: Submit) -> RequestRefusal:
     """Return the refusal for an id that another tenant uses. It reveals nothing else about that request."""
     return RequestRefusal("conflict", f"request id {submit.request_id} is taken: choose a new one")
@@ -208,7 +225,7 @@ def refuse_taken_id(submit: Submit) -> RequestRefusal:
 
 def max_positions(submit: Submit, manifest: Manifest) -> int:
     """Return the maximum number of positions of a sequence of this request."""
-    return min(len(submit.prompt) + submit.params.max_tokens, manifest.context)
+    return min(len(submit.prompt) + submit.params.max_answer, manifest.context)
 
 
 def refuse_too_large(limit: int, kv_blocks: int) -> RequestRefusal | None:

@@ -63,9 +63,10 @@ class Completer:
             self._state.waiting.remove(sequence)
         sequence.end(reason, detail, now)
         self._state.count(f"sequences_{reason}")
-        self._out.append(WriteEnd(sequence.id, reason, sequence.num_generated, detail))
-        if reason in ("stop", "length"):
-            self._state.costs.record_sequence(sequence.num_generated, sequence.request.submit.params.max_tokens)
+        self._out.append(WriteEnd(sequence.id, reason, sequence.num_generated, detail, sequence.vector))
+        max_answer = sequence.request.submit.params.max_answer
+        if reason in ("stop", "length") and max_answer:
+            self._state.costs.record_sequence(sequence.num_generated, max_answer)
         self._delivery.deliver(sequence)
         if sequence.request.has_ended:
             self._latencies.record_end(sequence.request, now)

@@ -112,7 +112,9 @@ class RequestDurability:
         if new.ids:
             self._out.append(WriteTokens((new,)))
         if sequence.reason is not None:
-            self._out.append(WriteEnd(sequence.id, sequence.reason, sequence.num_generated, sequence.detail))
+            self._out.append(
+                WriteEnd(sequence.id, sequence.reason, sequence.num_generated, sequence.detail, sequence.vector)
+            )
 
     # --- without a journal -------------------------------------------------------------------------------------------
 
@@ -169,11 +171,12 @@ def restore_request(record: RequestRecord, now: float) -> Request:
             index=item.index,
             seed=derive_seed(submit.seed, item.index),
             tokens=[*submit.prompt, *item.tokens],
-            limit=len(submit.prompt) + submit.params.max_tokens,
+            limit=len(submit.prompt) + submit.params.max_answer,
             logprobs=item.logprobs if submit.params.logprobs is not None else [()] * len(item.tokens),
             hops=item.hops,
             num_restored=len(item.tokens),
             num_cached=item.num_cached,
+            vector=item.vector,
         )
         sequence.commit(sequence.sampled)
         if item.reason is not None:

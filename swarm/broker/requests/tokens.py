@@ -15,7 +15,17 @@ from swarm.broker.actions import NewTokens, Outbox, SendToClient, WriteTokens
 from swarm.broker.reports.statistics import RequestLatencies
 from swarm.broker.state import InFlightStep, Request, Sequence, SequenceState, State
 from swarm.broker.state.ended_requests import RequestRefusal
-from swarm.wire.messages import Accepted, Finished, FinishReason, Hop, Rejected, Sampled, Timing, Tokens
+from swarm.wire.messages import (
+    Accepted,
+    Finished,
+    FinishReason,
+    Hop,
+    Rejected,
+    Sampled,
+    SequenceVector,
+    Timing,
+    Tokens,
+)
 
 WINDOW = 256  # maximum number of unacknowledged tokens of one sequence
 MAX_TOKENS_PER_MESSAGE = 128
@@ -54,6 +64,9 @@ class TokenCollector:
             if sequence.proposed and not flight.is_current(sequence):
                 self._state.count("late_tokens")  # a newer step, which is in flight, draws it again
                 continue
+            if sequence.request.submit.params.vector is not None:
+                self._state.count("misplaced_tokens")
+                continue
             if item.position != sequence.sampled or not _may_follow(sequence, flight, added.get(sequence, ())):
                 self._state.count("misplaced_tokens")
                 continue
@@ -72,6 +85,23 @@ class TokenCollector:
             self.on_committed(tuple((new.sequence, new.position + len(new.ids)) for new in new_tokens))
         for sequence, reason in ends.items():
             self._on_end(sequence, reason, now)
+
+    def collect_vectors(self, vectors: tuple[SequenceVector, ...], now: float) -> None:
+        """End the sequences whose vectors a step has returned. A vector is always computed from the whole prompt, so a
+        sequence that was preempted meanwhile takes it, too."""
+        for item in vectors:
+            sequence = self._state.sequences.get(item.sequence)
+            if sequence is None or sequence.state is SequenceState.ENDED:
+                self._state.count("late_vectors")
+                continue
+            kind, manifest = sequence.request.submit.params.vector, self._state.manifest
+            is_asked = kind is not None and manifest is not None and len(item.vector) == manifest.vector_bytes(kind)
+            if not is_asked or item.position != sequence.sampled:
+                self._state.count("misplaced_vectors")
+                continue
+            sequence.set_vector(item.vector)
+            self._state.count("vectors")
+            self._on_end(sequence, "stop", now)
 
     def on_committed(self, committed: tuple[tuple[int, int], ...]) -> None:
         """Send tokens that the journal has written: (sequence, position) pairs."""
@@ -200,6 +230,7 @@ def build_finished(sequence: Sequence) -> Finished:
         timing=build_timing(sequence, sequence.ended_at or 0.0),
         detail=sequence.detail,
         num_cached=sequence.num_cached,
+        vector=sequence.vector or None,
     )
 
 

@@ -25,6 +25,7 @@ MAX_ENDED = 1024
 MAX_ENDED_WEIGHT = 1 << 19
 LOGPROB_WEIGHT = 3
 HOP_WEIGHT = 8
+BYTES_PER_TOKEN = 40  # of a vector
 
 MAX_WAITING = 4096  # messages that wait for the journal
 MAX_PER_REQUEST = 256  # messages that wait for the journal about one request
@@ -75,7 +76,8 @@ def request_weight(request: Request) -> int:
     token_weight = 1 + (0 if num_logprobs is None else LOGPROB_WEIGHT * (1 + num_logprobs))
     total = len(request.submit.prompt)
     for sequence in request.sequences:
-        total += sequence.num_prompt + token_weight * sequence.num_generated + HOP_WEIGHT * sum(map(len, sequence.hops))
+        total += sequence.num_prompt + len(sequence.vector) // BYTES_PER_TOKEN
+        total += token_weight * sequence.num_generated + HOP_WEIGHT * sum(map(len, sequence.hops))
     return total
 
 

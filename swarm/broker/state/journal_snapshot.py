@@ -23,6 +23,7 @@ class SequenceRecord:
     reason: FinishReason | None = None  # None if it has not ended
     detail: str = ""
     num_cached: int = 0  # prompt tokens that came from the prefix cache
+    vector: bytes = b""  # the answer of a request for a vector
 
 
 @dataclass(slots=True)

@@ -69,6 +69,7 @@ class Sequence:
     reader_position_unknown: bool = False
     logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
     hops: list[tuple[Hop, ...]] = field(default_factory=list)
+    vector: bytes = b""  # the answer, if the request asks for a vector
     # time at which each generated token was first sent
     sent_at: array[float] = field(default_factory=lambda: array("d"))
 
@@ -93,6 +94,12 @@ class Sequence:
     @property
     def num_prompt(self) -> int:
         return len(self.request.submit.prompt)
+
+    @property
+    def keeps_sum(self) -> bool:
+        """Whether the last stage adds up its positions. The sum is that of one residency in one epoch, so the sequence
+        always begins at position 0: it starts from no prefix, and resumes nowhere."""
+        return self.request.submit.params.vector == "mean"
 
     @property
     def num_generated(self) -> int:
@@ -352,6 +359,11 @@ class Sequence:
         self.scheduled += 1
         self.kv += 1
         return True
+
+    def set_vector(self, vector: bytes) -> None:
+        """Note the vector that the last stage has returned."""
+        self._allow("set_vector")
+        self.vector = vector
 
     def commit(self, position: int) -> None:
         """Note that the journal has the sequence up to ``position``: these tokens may be sent to the client."""

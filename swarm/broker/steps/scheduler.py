@@ -70,6 +70,7 @@ MAX_DEFERRED = 256  # sequences that wait for another one's prompt and are skipp
 MIN_PROMPT_SHARE = 64
 # maximum size of ``Open`` records in a step's header; the rest of the header is far shorter
 MAX_OPEN_BYTES = MAX_HEADER_BYTES // 2
+MAX_VECTOR_BYTES = MAX_HEADER_BYTES // 2  # maximum size of the vectors that a step returns, likewise
 NO_SPECULATION = Speculation(mode="off")
 KV_SHORT = 0.05  # free fraction of KV blocks below which prompts get the minimum
 
@@ -295,6 +296,7 @@ def _choose(
             chosen.append((sequence, 1))
             open_bytes += _open_bytes(sequence)
     left = _prompt_tokens(state, settings, len(chosen), reserved, most_in_flight)
+    vector_bytes = 0  # of the vectors that the step returns
     prefilling = () if not left else state.running.prefilling if eligible is None else eligible.prefilling
     for sequence in prefilling:
         if left <= 0 or len(chosen) >= MAX_ROWS:
@@ -302,9 +304,13 @@ def _choose(
         if not _fits_into_header(sequence, open_bytes):
             continue
         count = min(sequence.pending, settings.prefill_chunk, left)
+        returned = _returned_bytes(state, sequence, count)
+        if vector_bytes and vector_bytes + returned > MAX_VECTOR_BYTES:
+            continue
         if sequence.state is SequenceState.RUNNING and allocator.grow(sequence, sequence.scheduled + count):
             chosen.append((sequence, count))
             left -= count
+            vector_bytes += returned
             open_bytes += _open_bytes(sequence)
     # A sequence chosen early may have been preempted since by a later one of higher rank.
     return [(sequence, count) for sequence, count in chosen if sequence.state is SequenceState.RUNNING]
@@ -315,6 +321,13 @@ def _fits_into_header(sequence: Sequence, open_bytes: int) -> bool:
     carries its own copy. A sequence whose record exceeds the limit alone gets a step of its own."""
     more = _open_bytes(sequence)
     return not more or not open_bytes or open_bytes + more <= MAX_OPEN_BYTES
+
+
+def _returned_bytes(state: State, sequence: Sequence, count: int) -> int:
+    """Return the size of the vector that a step with this many of the sequence's tokens returns; usually 0."""
+    kind = sequence.request.submit.params.vector
+    is_end = kind is not None and count == sequence.pending
+    return state.manifest.vector_bytes(kind) if is_end and kind and state.manifest is not None else 0
 
 
 def _open_bytes(sequence: Sequence) -> int:

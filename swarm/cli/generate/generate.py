@@ -137,7 +137,7 @@ def generate(
         "grammar": parse_grammar(json_schema, regex, choice, grammar),
         "n": n,
         "hops": hops,
-        "priority": _parse_priority(priority),
+        "priority": parse_priority(priority),
         "tenant": tenant,
         "deadline_s": deadline,
         "speculation": speculation,  # type: ignore[typeddict-item]  # the client library checks it
@@ -210,7 +210,7 @@ def _detach(client: Client, source: Prompt, chat: bool, options: RequestOptions,
         print(request_id)
 
 
-def _parse_priority(text: str) -> int | str:
+def parse_priority(text: str) -> int | str:
     """Parse a priority: a number, or a name that the client library checks."""
     try:
         return int(text)

@@ -92,6 +92,11 @@ class TextModel:
             raise InvalidRequest("the prompt is empty", code="prompt")
         return _require_tokens(self.vocabulary.encode(text, add_special_tokens=add_special_tokens, most=most))
 
+    def encode_input(self, text: str, second: str | None = None, *, most: int, cuts: bool = False) -> tuple[int, ...]:
+        """Return the ids of a text to embed, or of a query and a document, with the special tokens that the model
+        expects. ``cuts``: keep what fits of a text that has more than ``most`` tokens, instead of refusing it."""
+        return _require_tokens(self.vocabulary.encode_input(text, second, most=most, cuts=cuts))
+
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of the ids without special tokens."""
         return self._decode(ids, skip_special_tokens=True)

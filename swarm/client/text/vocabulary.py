@@ -79,6 +79,24 @@ class Vocabulary:
         self.check_length(text, most)
         return tuple(_encode(self._tokenizer, text, add_special_tokens=add_special_tokens))
 
+    def encode_input(self, text: str, second: str | None, *, most: int, cuts: bool) -> tuple[int, ...]:
+        """Return the ids of a text, or of two that belong together, with the special tokens around them. With ``cuts``,
+        only the first ids and the last special tokens of a text that has more than ``most``; otherwise that raises
+        InvalidRequest."""
+        if cuts:
+            limit = max(MAX_CHARS, CHARS_PER_TOKEN * most)
+            text, second = text[:limit], None if second is None else second[:limit]
+        for part in (text, second or ""):
+            self.check_length(part, None if cuts else most)
+        [encoding] = self._tokenizer.encode_batch_fast([text if second is None else (text, second)])
+        ids: list[int] = encoding.ids
+        if cuts and len(ids) > most:
+            mask = encoding.special_tokens_mask
+            num_last = next((n for n, special in enumerate(reversed(mask)) if not special), 0)
+            num_last = min(num_last, most - 1)
+            ids = ids[: most - num_last] + ids[len(ids) - num_last :]
+        return tuple(ids)
+
     def encode_rendered(self, rendered: RenderedChat, most: int | None = None) -> tuple[int, ...]:
         """Return the ids of a template's output: its own control tokens become such, all other text stays text."""
         plain = rendered.to_plain()

@@ -52,10 +52,22 @@ KeepSeconds = Annotated[
 ]
 
 
-class Body(BaseModel):
-    """Fields that several APIs share, and Swarm's own fields."""
+class QueuedBody(BaseModel):
+    """Swarm's own fields about the queue."""
 
     model_config = ConfigDict(extra="allow")
+
+    priority: Annotated[int | str | None, Field(description="Swarm extension: high, normal, low, or -100 to 100.")] = (
+        None
+    )
+    deadline_s: Annotated[
+        Number | None, Field(description="Swarm extension: seconds after which it is not needed.")
+    ] = None
+
+
+class Body(QueuedBody):
+    """Fields that several APIs share, and Swarm's own fields."""
+
     # the API's names of parameters, where they differ from ours; see ``names``
     api_names: ClassVar[Mapping[str, str]] = {}
 
@@ -65,12 +77,6 @@ class Body(BaseModel):
     min_tokens: Annotated[int | None, Field(description="Swarm extension: least length of the answer.")] = None
     ignore_eos: Annotated[bool | None, Field(description="Swarm extension: end only at the maximum length.")] = None
     stop_token_ids: Annotated[Ids | None, Field(description="Swarm extension: tokens that end the answer.")] = None
-    priority: Annotated[int | str | None, Field(description="Swarm extension: high, normal, low, or -100 to 100.")] = (
-        None
-    )
-    deadline_s: Annotated[
-        Number | None, Field(description="Swarm extension: seconds after which it is not needed.")
-    ] = None
     hops: Annotated[bool | None, Field(description="Swarm extension: where each token's time went.")] = None
     speculation: Annotated[
         str | None, Field(description="Swarm extension: auto, off, suffix or draft: what may guess tokens ahead.")
@@ -116,7 +122,7 @@ def to_sampling_params(body: Body, fields: Mapping[str, Any]) -> SamplingParams:
     return params
 
 
-def to_priority(body: Body) -> int:
+def to_priority(body: QueuedBody) -> int:
     given = body.priority
     if given is None:
         return 0
@@ -129,7 +135,7 @@ def to_priority(body: Body) -> int:
     )
 
 
-def check_deadline(body: Body) -> float | None:
+def check_deadline(body: QueuedBody) -> float | None:
     if body.deadline_s is not None and not 0 < body.deadline_s <= 1e9:
         raise invalid_field("deadline_s", f"must be a positive number of seconds, not {body.deadline_s}")
     return body.deadline_s

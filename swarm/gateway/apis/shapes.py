@@ -129,6 +129,47 @@ class ModelsShape(BaseModel):
     data: list[ModelShape]
 
 
+class VectorUsageShape(BaseModel):
+    """Token counts."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingShape(BaseModel):
+    """One input's embedding: numbers, or with encoding_format base64 float32 in little-endian order."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingsShape(BaseModel):
+    """Response of /v1/embeddings."""
+
+    object: Literal["list"]
+    data: list[EmbeddingShape]
+    model: str
+    usage: VectorUsageShape
+
+
+class RankedShape(BaseModel):
+    """A document's place in the request, and its score from 0 to 1."""
+
+    index: int
+    relevance_score: float
+    document: dict[str, str] | None = None
+
+
+class RerankShape(BaseModel):
+    """Response of /v1/rerank: the documents, the best first."""
+
+    id: str
+    model: str
+    usage: VectorUsageShape
+    results: list[RankedShape]
+
+
 class InputTokensShape(BaseModel):
     """The number of tokens of a prompt."""
 

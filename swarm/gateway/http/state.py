@@ -12,6 +12,7 @@ from swarm.gateway.completion.served_model import ServedModel
 from swarm.gateway.completion.service import Caller, CompletionService
 from swarm.gateway.http.handler import CompletionHandler
 from swarm.gateway.http.sse import parse_event_id
+from swarm.gateway.http.usage import UsageRecorder
 from swarm.gateway.swarms import Swarms
 from swarm.gateway.thread_pool import LONG_BODY
 
@@ -44,6 +45,11 @@ async def resume_answer(request: Request, event_id: str, num_seen: int = 0) -> R
     caller = caller_of(request)
     service = await swarms_of(request).find_answer(parse_event_id(event_id)[0], caller)
     return await handler_for(request, service).resume(event_id, caller, num_seen)
+
+
+def usage_of(request: Request) -> UsageRecorder:
+    recorder: UsageRecorder = request.app.state.usage
+    return recorder
 
 
 def caller_of(request: Request) -> Caller:

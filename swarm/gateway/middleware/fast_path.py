@@ -24,6 +24,7 @@ from swarm.gateway.apis.completions import CompletionBody
 from swarm.gateway.apis.ollama import GenerateBody, OllamaChatBody
 from swarm.gateway.apis.responses import ResponseBody
 from swarm.gateway.apis.tokenizing import DetokenizeBody, TokenizeBody
+from swarm.gateway.apis.vectors import EmbeddingBody, RerankBody
 from swarm.gateway.app import chat_completions, error_response, first_validation_error, internal_error, text_completions
 from swarm.gateway.errors import ApiError
 from swarm.gateway.http.sse import resume_event_id
@@ -32,6 +33,7 @@ from swarm.gateway.routes.messages import answer, count
 from swarm.gateway.routes.ollama import chat, generate
 from swarm.gateway.routes.responses import respond
 from swarm.gateway.routes.tokenizing import detokenize, tokenize
+from swarm.gateway.routes.vectors import embeddings, rerank
 from swarm.gateway.swarms import Swarms
 from swarm.gateway.thread_pool import LONG_BODY
 
@@ -47,6 +49,8 @@ ROUTES: dict[str, _Route] = {
     "/v1/responses": (ResponseBody, respond),
     "/api/chat": (OllamaChatBody, chat),
     "/api/generate": (GenerateBody, generate),
+    "/v1/embeddings": (EmbeddingBody, embeddings),
+    "/v1/rerank": (RerankBody, rerank),
     "/tokenize": (TokenizeBody, tokenize),
     "/detokenize": (DetokenizeBody, detokenize),
 }

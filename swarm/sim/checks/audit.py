@@ -88,7 +88,8 @@ class Audit:
         self.faults_before[submit.request_id] = self.num_faults
         for index in range(submit.params.n):
             seed = derive_seed(submit.seed, index)
-            draws = fake_draws(submit.prompt, submit.params, seed, self.manifest)
+            is_drawn = submit.params.vector is None
+            draws = fake_draws(submit.prompt, submit.params, seed, self.manifest) if is_drawn else []
             stop_at = stops.get(index)
             if stop_at is not None and stop_at >= len(draws):
                 stop_at = None
@@ -178,7 +179,7 @@ class Audit:
 
     def check_deadline(self, request: Request, state: State, now: float) -> None:
         """Check that a request given up had reached its deadline, or could not meet it even with the fastest steps."""
-        least_s = request.submit.params.max_tokens * state.costs.min_step_s
+        least_s = request.submit.params.max_answer * state.costs.min_step_s
         is_late = request.deadline_at is not None and now + least_s >= request.deadline_at
         _demand(is_late, "I1", f"{request.id} was given up before its deadline")
         self.may_fail.add(request.id)

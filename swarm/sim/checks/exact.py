@@ -1,10 +1,11 @@
-"""The exact expected result of one continuation: tokens, logprobs, the route of each token, the end."""
+"""The exact expected result of one continuation: tokens, logprobs, the route of each token, the end, the vector."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 
 from swarm.client.events import Deliver
+from swarm.testing import fake_vector
 from swarm.wire.messages import Finished, Hop, Manifest, Submit, TokenLogprob
 
 Draw = tuple[int, tuple[TokenLogprob, ...]]
@@ -22,7 +23,13 @@ class Expectation:
         self._logprobs = [logprobs for _, logprobs in draws]
         # routes of each token, for requests that ask for hops
         self._routes: defaultdict[int, list[tuple[Hop, ...]]] = defaultdict(list)
-        params, last = submit.params, self.tokens[-1]
+        params = submit.params
+        self._vector: bytes | None = None
+        if params.vector is not None:
+            self._reason = "stop"
+            self._vector = fake_vector(submit.prompt, params.vector, manifest.num_layers)
+            return
+        last = self.tokens[-1]
         is_end = (last in manifest.eos_token_ids and not params.ignore_eos) or last in params.stop_token_ids
         self._reason = "stop" if is_end else "length"
 
@@ -54,4 +61,6 @@ class Expectation:
             return f"ended with {finished.num_tokens} tokens by {finished.reason}, allowed is {allowed}"
         if finished.num_prompt != len(self.submit.prompt):
             return f"its prompt has {len(self.submit.prompt)} tokens, not {finished.num_prompt}"
+        if finished.vector != self._vector:
+            return f"its vector is {finished.vector!r}, not {self._vector!r}"
         return ""

@@ -46,7 +46,7 @@ class LedgerSequence:
             return False
         for values in (joined.tokens, joined.logprobs, joined.hops):
             del values[write.num_tokens :]
-        joined.reason, joined.detail = write.reason, write.detail
+        joined.reason, joined.detail, joined.vector = write.reason, write.detail, write.vector
         self.whole = joined
         self.parts.clear()
         return True

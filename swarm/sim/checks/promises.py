@@ -204,8 +204,8 @@ class PromiseCheck:
         return history is None or history[: sequence.sampled] != sequence.tokens[: len(history)]
 
     def _check_waste(self, sequence: Sequence, num_held: int, state: State) -> None:
-        if sequence.num_preempted:
-            return  # it was preempted by sequences with a higher claim
+        if sequence.num_preempted or sequence.keeps_sum:
+            return  # it was preempted by sequences with a higher claim, or its sum is gone
         if sequence.state is SequenceState.WAITING:
             if self._would_fit(sequence, state) and not _starts_from_sibling(sequence, state):
                 raise Violation(f"I8: sequence {sequence.id} is held everywhere up to {num_held}, and waits")

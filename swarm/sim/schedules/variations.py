@@ -16,6 +16,7 @@ from random import Random
 import msgspec
 
 from swarm.broker.planner.standby import StandbyPolicy
+from swarm.params import SamplingParams
 from swarm.sim.schedules.draw import (
     KV_FAULTS,
     OTHER_FAULTS,
@@ -98,6 +99,20 @@ def make_full_schedule(seed: int, *, faults: bool = True) -> Schedule:
         schedule = _add_kv_fault(kind, Random(f"{kind} {seed}"), schedule)
     schedule = _draw_bits(Random(f"bits {seed}"), schedule)
     return _draw_speculation(Random(f"speculation {seed}"), schedule, faults=faults)
+
+
+def add_vectors(seed: int, schedule: Schedule) -> Schedule:
+    """Return the schedule with requests for vectors beside the others, some of them with a common beginning."""
+    random = Random(f"vectors {seed}")
+    beginning = schedule.requests[0].submit.prompt[:64]
+    requests = []
+    for number in range(random.randint(2, 6)):
+        spec = draw_request(random, len(schedule.requests) + number, len(schedule.clients))
+        prompt = tuple(random.randrange(97) for _ in range(random.choice([1, 31, 32, 33, 100, 200])))
+        prompt = beginning + prompt if random.random() < 0.5 else prompt
+        params = SamplingParams(vector=random.choice(["last", "mean"]))
+        requests.append(replace(replace_fields(spec, prompt=prompt, params=params), stops={}))
+    return replace(schedule, requests=(*schedule.requests, *requests))
 
 
 def add_disks(seed: int, schedule: Schedule, *, faults: bool = True) -> Schedule:

@@ -42,6 +42,7 @@ class ForwardPass:
     spans: tuple[Span, ...]  # the rows of the batch
     hidden: torch.Tensor | None = None  # replaces the first layer's input, unless the stage embeds
     keep_rows: torch.Tensor | None = None  # narrows the last layer's output to the rows that the head needs
+    num_pooled: int = 0  # rows at the end of ``keep_rows`` that are normed, but do not pass through the head
     is_fenced: Callable[[], bool] = lambda: False  # whether a newer epoch has made this run obsolete
     on_progress: Callable[[], None] = lambda: None  # called after each layer
     on_layers_done: Callable[[], None] = lambda: None  # called after the last layer, before norm and head
@@ -52,6 +53,7 @@ class ForwardPass:
     length: int = 0  # largest position of the batch, plus one
     by_modules: bool = False  # run the modules even if the stage has a program
     output: torch.Tensor | None = None  # the last layer's output
+    normed: torch.Tensor | None = None  # the same after the norm, on the stage with the head
 
 
 _current = threading.local()

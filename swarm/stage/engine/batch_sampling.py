@@ -45,6 +45,8 @@ def sample_batch(
     is reached has logits that are not finite, or a grammar that can't be followed. Up to ``threads`` threads share the
     draws.
     """
+    if not batch.samples:
+        return BatchSamples()
     if all(not job.num_proposed and not job.params.has_rules for job in batch.samples):
         return _sample_plainly(batch, logits, manifest, threads)
     verifications: list[Verification] = []

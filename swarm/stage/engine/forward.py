@@ -12,7 +12,7 @@ from swarm.errors import IllegalMove
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import Span, layout_spans
 from swarm.stage.attention.passes import CacheStats, ForwardPass
-from swarm.stage.executor import Batch
+from swarm.stage.executor import Batch, VectorJob
 from swarm.stage.model.build import Stage
 from swarm.stage.native.cores import computing
 
@@ -31,14 +31,16 @@ def run_batch(
     threads: int | None = None,
     cache_stats: CacheStats | None = None,
     on_layers_done: Callable[[], None] = lambda: None,
+    on_pooled: Callable[[torch.Tensor], None] = lambda _: None,
     by_modules: bool = False,
 ) -> torch.Tensor | None:
-    """Return hidden states ``[tokens, hidden]``; from the stage with the head, logits ``[rows, vocabulary]`` or None.
+    """Return hidden states ``[tokens, hidden]``; from the stage with the head, logits ``[rows, vocabulary]`` or None:
+    those of all samples, then the scores of vector jobs.
 
     ``head_rows`` selects the tokens of the batch whose logits are returned, instead of the ones in ``batch.samples``.
     ``threads`` is the number of threads that may compute (default: torch's number). Cache statistics are added to
-    ``cache_stats``. ``on_layers_done`` is called between the last layer and the norm and head after it. With
-    ``by_modules``, the stage's program is not used.
+    ``cache_stats``. ``on_layers_done`` is called between the last layer and the norm and head after it, ``on_pooled``
+    with the normed rows that vector jobs need, in their order. With ``by_modules``, the stage's program is not used.
     """
     num_tokens = len(batch.tokens)
     spans = tuple(layout_spans(batch.rows, batch.proposed))
@@ -49,7 +51,11 @@ def run_batch(
     forward_pass.length = max(span.start + span.count for span in spans)
     forward_pass.cache_stats = forward_pass.cache_stats if cache_stats is None else cache_stats
     with computing(threads or torch.get_num_threads(), num_tokens), torch.inference_mode():
-        return _run_stage(stage, forward_pass, batch, num_tokens, head_rows)
+        result = _run_stage(stage, forward_pass, batch, num_tokens, head_rows)
+        if forward_pass.num_pooled:
+            assert forward_pass.normed is not None, "the stage with the head norms the kept rows"
+            on_pooled(forward_pass.normed[-forward_pass.num_pooled :])
+        return result
 
 
 def _run_stage(
@@ -65,6 +71,9 @@ def _run_stage(
         return None if hidden is None else hidden[0]
     if head_rows is None:
         head_rows = [row for job in batch.samples for row in _drawn_rows(spans[job.row], job.num_proposed)]
+        head_rows += [_drawn_rows(spans[job.row], 0)[0] for job in batch.vectors if job.kind == "scores" and job.is_end]
+        pooled = [row for job in batch.vectors for row in _pooled_rows(spans[job.row], job)]
+        head_rows, forward_pass.num_pooled = head_rows + pooled, len(pooled)
     forward_pass.keep_rows = torch.tensor(head_rows, dtype=torch.long).to(stage.device)
     return stage.run(forward_pass, ids, _positions(spans, num_tokens).to(stage.device))
 
@@ -73,6 +82,14 @@ def _drawn_rows(span: Span, num_proposed: int) -> range:
     """Return the tokens of the batch after which a job draws: the last certain one and the proposals."""
     stop = span.offset + span.count
     return range(stop - 1 - num_proposed, stop)
+
+
+def _pooled_rows(span: Span, job: VectorJob) -> range:
+    """Return the tokens of the batch whose outputs a vector job needs without the head."""
+    stop = span.offset + span.count
+    if job.kind == "mean":
+        return range(span.offset, stop)
+    return range(stop - 1, stop) if job.kind == "last" and job.is_end else range(0)
 
 
 def _input_hidden(stage: Stage, batch: Batch) -> torch.Tensor:

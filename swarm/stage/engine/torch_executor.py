@@ -29,6 +29,7 @@ from swarm.stage.engine.measure import measure_layer_costs
 from swarm.stage.engine.memory_plan import MemoryPlan
 from swarm.stage.engine.model_kernels import ModelKernels
 from swarm.stage.engine.rechecks import Rechecker
+from swarm.stage.engine.vectors import BatchVectors, VectorPool
 from swarm.stage.executor import Batch, Capacity, FenceRaised, ForwardResult, KvData, Progress, StopCheck
 from swarm.stage.model.build import Stage, choose_dtype
 from swarm.stage.model.checkpoint import Checkpoint
@@ -112,6 +113,7 @@ class TorchExecutor:
         )
         self._counters = _Counters()
         self._cache_stats = CacheStats()
+        self._vectors = VectorPool()
         self._grammars = GrammarMasks(self._checkpoint.folder, self._manifest.eos_token_ids)
 
     @property
@@ -226,10 +228,12 @@ class TorchExecutor:
 
     def release(self, sequence: int) -> None:
         self._arena.release(sequence)
+        self._vectors.drop(sequence)
         self._grammars.drop(sequence)
 
     def reset(self) -> None:
         self._arena.reset()
+        self._vectors.sums.clear()
         self._grammars.clear()
 
     def read_kv(self, sequence: int, layers: LayerRange, start: int, stop: int) -> KvData:
@@ -272,6 +276,7 @@ class TorchExecutor:
         stage = self._active_stage() if batch.through is None else self._layers.part_stage(batch.through)
         clock = self._clock
         left_layers: list[Any] = []
+        pooled: list[torch.Tensor] = []
         began = clock.mark()
         for row in batch.rows:
             self._arena.mark_used(row, is_replay=batch.through is not None)
@@ -290,6 +295,7 @@ class TorchExecutor:
                 head_rows=None if batch.through is None else (),
                 cache_stats=self._cache_stats,
                 on_layers_done=lambda: left_layers.append(clock.mark()),
+                on_pooled=pooled.append,
             )
         except FenceRaised:
             self._counters.fenced += 1
@@ -300,6 +306,7 @@ class TorchExecutor:
         hidden = None if stage.has_head or result is None else copy_to_array(result)
         computed = clock.mark()
         samples = self._sample(stage, batch, result, threads)
+        vectors = self._compute_vectors(batch, result, pooled)
         done = clock.mark()
         compute_s, sample_s = clock.elapsed_s(began, computed), clock.elapsed_s(computed, done)
         head_s = clock.elapsed_s(left_layers[-1], computed_layers) if stage.has_head and left_layers else 0.0
@@ -308,7 +315,7 @@ class TorchExecutor:
         return ForwardResult(
             hidden,
             samples.sampled,
-            samples.failed,
+            samples.failed + vectors.failed,
             compute_s,
             sample_s,
             head_s,
@@ -316,6 +323,7 @@ class TorchExecutor:
             late=samples.delayed,
             certain=samples.certain,
             forced=samples.forced,
+            vectors=vectors.vectors,
         )
 
     def recheck(
@@ -359,6 +367,13 @@ class TorchExecutor:
         if not stage.has_head or result is None:
             return BatchSamples()
         return sample_batch(batch, result, self._manifest, threads, self._grammars)
+
+    def _compute_vectors(self, batch: Batch, result: torch.Tensor | None, pooled: list[torch.Tensor]) -> BatchVectors:
+        if not batch.vectors:
+            return BatchVectors()
+        num_scores = sum(job.kind == "scores" and job.is_end for job in batch.vectors)
+        scores = result[-num_scores:] if result is not None and num_scores else None
+        return self._vectors.compute(batch, scores, pooled, self._manifest.dtype)
 
     def warm_up(self) -> float:
         return self._warm_up_stage(self._active_stage())

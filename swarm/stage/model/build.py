@@ -10,6 +10,7 @@ the state of a run from the calling thread's :class:`~swarm.stage.attention.pass
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.conversion_mapping import get_model_conversion_mapping
 
 from swarm.errors import ModelError
@@ -29,7 +30,7 @@ from swarm.stage.matmul import experts, linears
 from swarm.stage.matmul.elementwise import AlignedActivation, is_activation
 from swarm.stage.matmul.raw_matmul import wrap_matrices
 from swarm.stage.model import program, recipes
-from swarm.stage.model.checkpoint import Checkpoint
+from swarm.stage.model.checkpoint import Checkpoint, HeadKind
 from swarm.stage.model.configuration import check_config, read_config
 from swarm.stage.model.conversion import ConvertedSource, FolderSource, ModelSource, WeightSource
 from swarm.stage.model.gguf_source import GgufSource
@@ -74,14 +75,14 @@ class ModelParts:
     tail: tuple[str, ...]
     shared: tuple[str, ...]  # modules without weights, such as rotary tables, which every stage has
     input_embedding: str
-    output_embedding: str
+    output_embedding: str  # empty if the model has no head over the vocabulary
 
 
 class ModelSkeleton:
     """The whole model without weights. Raises ``ModelError`` if this kind of model can't be cut.
 
     ``dense``: dequantize quantized matrices when they are loaded. ``int8_rows``: round rows to int8 before they are
-    multiplied by quantized matrices.
+    multiplied by quantized matrices. ``head``: the kind of the model's head.
     """
 
     def __init__(
@@ -92,12 +93,13 @@ class ModelSkeleton:
         *,
         dense: bool = False,
         int8_rows: bool = False,
+        head: HeadKind = "vocabulary",
     ) -> None:
         attention.register()
         experts.register()
         self.device, self.dtype, self.rows = device, dtype, RowKind(dtype, int8_rows)
         self.config = check_config(config)
-        self.model = _build_model(self.config)
+        self.model = _build_model(self.config, head)
         self.parts = find_parts(self.model)
         self.num_layers = len(self.model.get_submodule(self.parts.layers))
         widths = {part.in_features for part in self.model.modules() if isinstance(part, nn.Linear)}
@@ -111,7 +113,7 @@ class ModelSkeleton:
     def from_checkpoint(cls, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> ModelSkeleton:
         how = checkpoint.quantization
         config = read_config(checkpoint.folder)
-        return cls(config, device, dtype, dense=how.is_dense, int8_rows=how.has_int8_rows)
+        return cls(config, device, dtype, dense=how.is_dense, int8_rows=how.has_int8_rows, head=checkpoint.head)
 
     def source(self, checkpoint: Checkpoint) -> ModelSource:
         """Return the source of the model's tensors in its files."""
@@ -125,10 +127,11 @@ def _shorten(error: BaseException) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def _build_model(config: Any) -> Any:
+def _build_model(config: Any, head: HeadKind = "vocabulary") -> Any:
+    kind = AutoModelForSequenceClassification if head == "scores" else AutoModelForCausalLM
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(
+            model = kind.from_config(
                 config, dtype=torch.float32, attn_implementation=attention.NAME, trust_remote_code=False
             )
     except (ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
@@ -137,6 +140,8 @@ def _build_model(config: Any) -> Any:
         raise ModelError(f"{type(model).__name__} has no pluggable attention in transformers, so it can't be served")
     if hasattr(config, "_experts_implementation"):
         model.config._experts_implementation_internal = experts.NAME
+    if head == "none":
+        model.set_output_embeddings(nn.Identity())
     return model.eval().requires_grad_(False)
 
 
@@ -166,9 +171,10 @@ def find_parts(model: Any) -> ModelParts:
     line = order.index(stacks[0])
     weighty = [name for name, child in base.named_children() if name != stacks[0] and _has_weights(child)]
     names = {id(module): name for name, module in model.named_modules()}
-    output = model.get_output_embeddings()
-    if output is None:
-        raise ModelError(f"{kind} has no head over the vocabulary, so it can't be served")
+    output = None if hasattr(model, "score") else model.get_output_embeddings()
+    if output is None and not isinstance(getattr(model, "score", None), nn.Linear):
+        raise ModelError(f"{kind} has no head over the vocabulary, and no linear score, so it can't be served")
+    has_vocabulary = output is not None and _has_weights(output)
     return ModelParts(
         base=base_name,
         layers=f"{base_name}.{stacks[0]}",
@@ -177,7 +183,7 @@ def find_parts(model: Any) -> ModelParts:
         + tuple(name for name, child in model.named_children() if child is not base and _has_weights(child)),
         shared=tuple(f"{base_name}.{name}" for name in order if name not in weighty and name != stacks[0]),
         input_embedding=names[id(model.get_input_embeddings())],
-        output_embedding=names[id(output)],
+        output_embedding=names[id(output)] if has_vocabulary else "",
     )
 
 
@@ -348,6 +354,9 @@ class Stage:
         self.shared: dict[str, nn.Module] = {}  # the modules without weights, which every stage has
         self._model = self._copy_frame(skeleton, held)
         self._base = self._model.get_submodule(skeleton.parts.base)
+        self._has_vocabulary = bool(skeleton.parts.output_embedding)
+        if self.has_head:
+            self._base.register_forward_hook(_keep_normed)
         self._load(skeleton.parts, held, weights)
         stack = self._model.get_submodule(skeleton.parts.layers)
         # A program that runs the layers instead of their modules, or the reason why there is none.
@@ -399,18 +408,39 @@ class Stage:
     def run(self, forward_pass: ForwardPass, ids: torch.Tensor | None, positions: torch.Tensor) -> torch.Tensor | None:
         """Run a pass: return the last layer's output, narrowed to ``forward_pass.keep_rows``.
 
-        The stage with the head returns the logits of those rows instead (None if there are none).
+        The stage with the head returns the head's result for those rows instead (None if there are none), without the
+        last ``num_pooled``. A model without a head over the vocabulary returns its scores, or the normed rows.
         """
         if self.program is not None and not forward_pass.by_modules and program.is_enabled():
             return self.program.run(forward_pass, ids, positions)
         tokens = {"input_ids": ids} if self.has_embedding else {"inputs_embeds": forward_pass.hidden}
-        wants_logits = self.has_head and forward_pass.keep_rows is not None and len(forward_pass.keep_rows) > 0
+        kept = forward_pass.keep_rows if self.has_head else None
+        num_rows = 0 if kept is None else len(kept) - forward_pass.num_pooled
+        more = {} if not num_rows or not forward_pass.num_pooled else self._head_rows(num_rows)
+        has_logits = num_rows > 0 and self._has_vocabulary
         with use_pass(forward_pass), torch.inference_mode():
-            result = (self._model if wants_logits else self._base)(**tokens, position_ids=positions, use_cache=False)
-        if wants_logits:
+            whole = self._model if has_logits else self._base
+            result = whole(**tokens, position_ids=positions, use_cache=False, **(more if has_logits else {}))
+            if num_rows and not has_logits:
+                score = getattr(self._model, "score", None)
+                assert forward_pass.normed is not None, "the base model has run"
+                rows = forward_pass.normed[:num_rows]
+                return rows if score is None else score(rows)
+        if has_logits:
             logits: torch.Tensor = result.logits[0]
-            return logits
+            return logits[:num_rows]
         return None if self.has_head else forward_pass.output
+
+    def _head_rows(self, num_rows: int) -> dict[str, Any]:
+        """Return the argument that makes the model compute logits of the first rows only, where it takes one."""
+        if "logits_to_keep" not in inspect.signature(self._model.forward).parameters:
+            return {}
+        return {"logits_to_keep": torch.arange(num_rows, device=self.device)}
+
+
+def _keep_normed(_: nn.Module, __: object, output: Any) -> None:
+    """Keep the base model's result in the pass: the normed rows."""
+    current_pass().normed = output[0][0]
 
 
 def _add_hooks(layer: nn.Module, index: int) -> None:

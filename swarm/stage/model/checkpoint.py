@@ -16,19 +16,20 @@ import re
 from collections.abc import Collection, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import xxhash
 
 from swarm.errors import ModelError
 from swarm.hub.gguf import GgufModel
 from swarm.hub.headers import FLOAT_DTYPES, Progress, Report, StoredTensor
+from swarm.stage.model.embedding import read_pooling
 from swarm.stage.model.folder_files import read_json, read_tensors
 from swarm.stage.model.gguf_names import GgufTensor, sort_tensors, translate_names
 from swarm.stage.model.identity import compute_digest, compute_xxh3, describe_version, is_sampled
 from swarm.stage.model.location import ModelLocation, RemoteWeights
 from swarm.stage.model.sizes import MemorySizes
-from swarm.stage.quantization.at_load import AS_STORED, INT8, Quantization
+from swarm.stage.quantization.at_load import AS_STORED, HEAD, INT8, Quantization
 from swarm.stage.quantization.contents import check_contents
 from swarm.stage.quantization.formats import supports_int8
 from swarm.stage.quantization.search import find_quantized, read_quantization
@@ -38,6 +39,8 @@ from swarm.wire.messages.common import MAX_LAYERS
 
 _MAX_SIZE = (1 << 31) - 1  # upper bound of every size in a configuration
 _MAX_HEADS = 1 << 20  # upper bound of the number of heads, and of a head's size
+# A model's head: over the vocabulary, over the labels of a classifier, or none.
+HeadKind = Literal["vocabulary", "scores", "none"]
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 # Files that a client needs to turn text into tokens and back.
@@ -160,6 +163,29 @@ class Checkpoint:
                 return tokens
         return ()
 
+    @cached_property
+    def head(self) -> HeadKind:
+        """The kind of the model's head. An encoder's architecture, such as ``MistralModel``, may lack one; a tied head
+        is not stored, but there."""
+        if self.architecture.endswith("ForSequenceClassification"):
+            return "scores"
+        is_base = self.architecture.endswith("Model") and self.text_config.get("tie_word_embeddings") is False
+        return "none" if is_base and not any(map(HEAD.search, (*self.tensors, *self.quantized))) else "vocabulary"
+
+    @property
+    def num_labels(self) -> int:
+        """Number of scores of the classification head; 0 if there is none."""
+        if self.head != "scores":
+            return 0
+        for name, shape in self._stored_shapes():
+            if name.endswith("score.weight") and len(shape) == 2:
+                return shape[0]
+        raise ModelError(f"{self.folder} is a classifier without score.weight; only a linear score can be served")
+
+    def _stored_shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield from ((tensor.name, tensor.shape) for tensor in self.tensors.values())
+        yield from ((weight.name, weight.shape) for weight in self.quantized.values())
+
     def manifest(self, dtype: str) -> Manifest:
         """Return the manifest that all processes must agree on, with sizes in memory when computing in ``dtype``."""
         parts = self._sizes.of_parts(DTYPE_BYTES[dtype], self.num_layers, self.folder)
@@ -182,6 +208,9 @@ class Checkpoint:
             assets=self.assets,
             weights=self._weights,
             activations=INT8 if self.has_int8_rows else "",
+            is_headless=self.head != "vocabulary",
+            num_labels=self.num_labels,
+            pooling=read_pooling(self.folder),
         )
 
     @property

@@ -118,7 +118,8 @@ def disabled(reason: str) -> Iterator[None]:
 class Program:
     """Operations of some layers, and of the norm and head after them on the last stage.
 
-    ``layers`` has each layer's operations; ``head`` the ones after the layers, empty if there are none.
+    ``layers`` has each layer's operations; ``head`` the ones after the layers, a norm and then products, empty if there
+    are none.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class Program:
             forward_pass.on_layers_done()
             if not self._head:
                 return forward_pass.output
-            return self._run_head(hidden, step) if forward_pass.keep_rows is not None and len(hidden) else None
+            return self._run_head(forward_pass, hidden, step) if forward_pass.keep_rows is not None else None
 
     def _first(self, this: ForwardPass, ids: torch.Tensor | None) -> torch.Tensor:
         """Return the first layer's input, in memory that the layers may write to."""
@@ -222,11 +223,21 @@ class Program:
             yield first, stop
             first = stop
 
-    def _run_head(self, hidden: torch.Tensor, step: _Step) -> torch.Tensor:
-        normed, logits = torch.empty_like(hidden), hidden.new_empty(len(hidden), self._num_words)
+    def _run_head(self, this: ForwardPass, hidden: torch.Tensor, step: _Step) -> torch.Tensor | None:
+        if not len(hidden):
+            return None
+        normed, num_rows = torch.empty_like(hidden), len(hidden) - this.num_pooled
+        logits = hidden.new_empty(num_rows, self._num_words)
         step.buffers[HIDDEN], step.buffers[NORMED] = hidden.data_ptr(), normed.data_ptr()
         step.buffers[WIDE], step.buffers[MIXED], step.num_rows = logits.data_ptr(), None, len(hidden)
-        native.check_status(self._run(self._head, len(self._head), ctypes.byref(step)))
+        native.check_status(self._run(self._head, 1, ctypes.byref(step)))
+        this.normed = normed
+        num_products = len(self._head) - 1
+        if not num_products or not num_rows:
+            return normed[:num_rows] if num_rows else None
+        step.num_rows = num_rows
+        products = ctypes.addressof(self._head) + ctypes.sizeof(Op)
+        native.check_status(self._run(products, num_products, ctypes.byref(step)))
         return logits
 
 

@@ -238,8 +238,10 @@ def _write_program(
         raise UnsupportedModule("its kernels are torch's")
     if not any(same_code(base, known) for known in _MODELS):
         raise UnsupportedModule(f"{type(base).__name__} is not supported")
-    if heads and not any(same_code(model, known) for known in _MODELS_WITH_HEAD):
+    score = getattr(model, "score", None)  # a head that ``Stage.run`` applies itself
+    if heads and score is None and not any(same_code(model, known) for known in _MODELS_WITH_HEAD):
         raise UnsupportedModule(f"{type(model).__name__} is not supported")
+    output = model.lm_head if score is None else score
     if not isinstance(base.rotary_emb, RopeTable):
         raise UnsupportedModule(f"{type(base.rotary_emb).__name__} is not supported")
     rows = [int(model.config.get_text_config().hidden_size)] + [0] * (program.NUM_BUFFERS - 1)
@@ -248,14 +250,14 @@ def _write_program(
     widths = tuple(writer.widths)
     head: list[Op] = []
     if heads:
-        head = [writer.norm(base.norm, HIDDEN, NORMED), *writer.product(model.lm_head, NORMED, WIDE)]
+        head = [writer.norm(base.norm, HIDDEN, NORMED), *writer.product(output, NORMED, WIDE)]
     assert writer.keys is not None, "there is a layer"
     return program.Program(
         layers,
         operations,
         head,
         program.BufferShapes(widths, writer.keys),
-        num_words=model.lm_head.out_features if heads else 0,
+        num_words=output.out_features if heads else 0,
         embed=base.embed_tokens,
         rotary=base.rotary_emb,
         num_rotated=stack[layers.first].self_attn.num_rotated,

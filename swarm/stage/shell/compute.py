@@ -527,7 +527,7 @@ def _hit_failpoints_after(action: act.Compute, forwarded: ForwardResult) -> Forw
         forwarded = replace(forwarded, hidden=failpoints.falsified_values(place, forwarded.hidden))
     else:
         failpoints.hit(place)
-    if forwarded.sampled:
+    if forwarded.sampled or forwarded.vectors:
         failpoints.hit("step.sampled")
     return forwarded
 

@@ -33,6 +33,7 @@ def forward_in_pieces(
         late=tuple(item for result in results for item in result.late),
         certain=tuple(item for result in results for item in result.certain),
         forced=tuple(item for result in results for item in result.forced),
+        vectors=tuple(item for result in results for item in result.vectors),
     )
 
 
@@ -58,5 +59,8 @@ def split_batch(batch: Batch) -> Iterator[Batch]:
                 hidden=None if batch.hidden is None else batch.hidden[at : at + count],
                 samples=tuple(replace(job, row=0) for job in batch.samples if is_last and job.row == number),
                 proposed={0: num_proposed} if is_last and num_proposed else {},
+                vectors=tuple(
+                    replace(job, row=0, is_end=job.is_end and is_last) for job in batch.vectors if job.row == number
+                ),
             )
             at, first = at + count, first + count

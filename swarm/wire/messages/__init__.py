@@ -95,6 +95,7 @@ from swarm.wire.messages.common import (
     Text,
     TokenId,
     TokenIds,
+    VectorBytes,
     Version,
     Whole,
     num_blocks,
@@ -112,6 +113,7 @@ from swarm.wire.messages.data import (
     RecheckRoute,
     Row,
     Sampled,
+    SequenceVector,
     Step,
     StepDone,
 )
@@ -129,7 +131,7 @@ from swarm.wire.messages.keys import (
     RotateKey,
     RotateMember,
 )
-from swarm.wire.messages.manifest import Asset, AssetPart, Manifest
+from swarm.wire.messages.manifest import Asset, AssetPart, Manifest, Pooling
 from swarm.wire.messages.orders import (
     Activate,
     AllowKey,

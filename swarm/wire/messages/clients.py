@@ -18,6 +18,7 @@ from swarm.wire.messages.common import (
     Seconds,
     Text,
     TokenIds,
+    VectorBytes,
     Version,
     Whole,
 )
@@ -298,7 +299,8 @@ FinishReason = Literal["stop", "length", "cancelled", "failed"]
 
 class Finished(Message, frozen=True):
     """End of continuation ``index`` after ``num_tokens`` tokens. ``detail``: the cause if the reason is "failed".
-    ``num_cached``: prompt tokens that were found in the prefix cache at the first admission."""
+    ``num_cached``: prompt tokens that were found in the prefix cache at the first admission. ``vector``: the answer of
+    a request for a vector."""
 
     request_id: RequestId
     index: Position
@@ -308,6 +310,7 @@ class Finished(Message, frozen=True):
     timing: Timing
     detail: Text = ""
     num_cached: Position = 0
+    vector: VectorBytes | None = None
 
 
 class TokensSnapshot(Message, frozen=True, kw_only=True, tag="snapshot"):

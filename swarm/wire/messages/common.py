@@ -52,6 +52,7 @@ PublicKey = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 # Identifies a listening end at the relay; empty: no relay.
 Ticket = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")]
 Names = Annotated[tuple[Name, ...], msgspec.Meta(max_length=256)]
+VectorBytes = Annotated[bytes, msgspec.Meta(max_length=1 << 20)]  # float32, little-endian
 Json = dict[str, object]
 
 

@@ -21,6 +21,7 @@ from swarm.wire.messages.common import (
     Text,
     TokenId,
     TokenIds,
+    VectorBytes,
     Version,
     Whole,
 )
@@ -79,6 +80,14 @@ class Sampled(Record, frozen=True):
     position: Position
     token: TokenId
     logprobs: Annotated[tuple[TokenLogprob, ...], msgspec.Meta(max_length=64)]
+
+
+class SequenceVector(Record, frozen=True):
+    """The vector that a request asked for, computed from the positions before ``position``."""
+
+    sequence: SequenceId
+    position: Position
+    vector: VectorBytes
 
 
 class Failure(Record, frozen=True):
@@ -145,7 +154,7 @@ class StepDone(Message, frozen=True):
 
     ``kv``: for each row, the position up to which its tokens are certain: without the proposals that were refused.
     ``sampled``: in the order of the rows, and within a row by position. ``forced``: tokens that are certain to follow
-    by the grammar, which the broker may propose; not in the frame if there are none.
+    by the grammar, which the broker may propose; not in the frame if there are none. ``vectors``: likewise.
     """
 
     step: StepNumber
@@ -155,6 +164,9 @@ class StepDone(Message, frozen=True):
     hops: Annotated[tuple[Hop, ...], msgspec.Meta(max_length=MAX_STAGES)]
     late: Annotated[tuple[SequenceId, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
     forced: Annotated[tuple[ForcedTokens, ...], msgspec.Meta(max_length=MAX_ROWS)] | msgspec.UnsetType = msgspec.UNSET
+    vectors: Annotated[tuple[SequenceVector, ...], msgspec.Meta(max_length=MAX_ROWS)] | msgspec.UnsetType = (
+        msgspec.UNSET
+    )
 
 
 class KvPart(Message, frozen=True, kw_only=True):

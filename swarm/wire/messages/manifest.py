@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 
+from swarm.params import VectorKind
 from swarm.wire.messages.common import MAX_LAYERS, MAX_NAME, MAX_TOKENS, Digest, Message, Name, Record, TokenId, Whole
 from swarm.wire.messages.records import LayerRange, PayloadSpec
 
@@ -25,12 +26,21 @@ _DTYPE_FIELDS = ("dtype", "layer_bytes", "embed_bytes", "head_bytes", "shared_by
 _QUANTIZATION_FIELDS = ("weights", "activations")
 
 
+class Pooling(Record, frozen=True):
+    """How the model's folder makes an embedding: the pooling's name, and whether its result is scaled to length 1."""
+
+    kind: Name
+    normalizes: bool
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The facts about the model that all processes must agree on; the broker has no other information about it.
 
     ``weights``: how the weights are quantized; empty if they are plain. ``activations``: how the inputs of products are
     rounded; empty if they have the model's dtype. Other texts mean other numbers. ``shared_bytes``: what a stage with
-    both the embedding and the head holds once for both.
+    both the embedding and the head holds once for both. ``is_headless``: it has no head over the
+    vocabulary, so it draws no tokens. ``num_labels``: scores of its classification head; 0: it has none. ``pooling``:
+    None if the folder does not state it.
     """
 
     name: Name
@@ -50,6 +60,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     weights: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
     activations: Annotated[str, msgspec.Meta(max_length=MAX_NAME)] = ""
     shared_bytes: Whole = 0
+    is_headless: bool = False
+    num_labels: Whole = 0
+    pooling: Pooling | None = None
 
     def weight_bytes(self, layers: LayerRange) -> int:
         """Return the bytes of weights for a stage with these layers, including the embedding (first layer) and the head
@@ -60,6 +73,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if layers.stop == self.num_layers:
             total += self.head_bytes - (self.shared_bytes if layers.first == 0 else 0)
         return total
+
+    def vector_bytes(self, kind: VectorKind) -> int:
+        """Return the size of a vector of this kind."""
+        return 4 * (self.num_labels if kind == "scores" else self.hidden_size)
 
     def differs_only_in_dtype(self, other: Manifest) -> bool:
         """Whether it is the same model with another type of weights, and therefore with other sizes in memory."""
@@ -76,9 +93,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def difference(self, other: Manifest) -> str | None:
         """Return the first field that differs, with both values; None if the two are the same.
 
-        The name is not compared: users may name a model's folder freely.
+        The name is not compared: users may name a model's folder freely. Nor is the pooling, which requests choose.
         """
-        for name in self.__struct_fields__[1:]:
+        for name in self.__struct_fields__[1:-1]:
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine == theirs:
                 continue

@@ -32,6 +32,7 @@ ASKING: dict[tuple[str, ...], tuple[str, ...]] = {
     ("swarm", "generate"): ("hello",),
     ("swarm", "attach"): ("r",),
     ("swarm", "chat"): (),
+    ("swarm", "embed"): ("hello",),
     ("swarm", "profile"): (),
     ("swarmctl", "status"): (),
     ("swarmctl", "nodes"): (),

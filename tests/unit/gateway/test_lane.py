@@ -26,6 +26,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/messages": {"model": "m", "max_tokens": 3, "messages": [{"role": "user", "content": "hi"}]},
     "/v1/responses": {"model": "m", "input": "hi"},
     "/v1/messages/count_tokens": {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
+    "/v1/embeddings": {"model": "m", "input": "hi"},
+    "/v1/rerank": {"model": "m", "query": "hi", "documents": ["a"]},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [1]},
     "/api/chat": {"model": "m", "messages": [{"role": "user", "content": "a"}]},
@@ -135,6 +137,10 @@ async def test_a_wrong_field_is_told_by_the_ordinary_way(path: str, change: dict
     body = GOOD[path] | {name: value for name, value in change.items() if name == "model" or name in GOOD[path]}
     if path == "/v1/completions":
         body |= {"temperature": "warm"}  # prompts are looked at later
+    if path == "/v1/embeddings":
+        body |= {"dimensions": "few"}  # so are inputs
+    if path == "/v1/rerank":
+        body |= {"query": 3}
     answer = await ask(lane, path, json.dumps(body).encode())
     assert (answer.status, ordinary.num) == (400, 1)
     long = await ask(lane, path, json.dumps(body | {"user": "x" * LONG_BODY}).encode())

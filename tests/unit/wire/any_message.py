@@ -49,7 +49,7 @@ def _fitted(message: Any, checked: bool, width: int) -> tuple[Any, bytes | None]
     return msgspec.structs.replace(message, tensor=spec), bytes(view)
 
 
-def _values(shape: inspect.Type) -> st.SearchStrategy[Any]:  # noqa: PLR0911 (one line per kind of type)
+def _values(shape: inspect.Type) -> st.SearchStrategy[Any]:  # noqa: PLR0911, PLR0912 (one line per kind of type)
     match shape:
         case inspect.IntType():
             low = shape.ge if shape.ge is not None else -(2**63)
@@ -62,6 +62,8 @@ def _values(shape: inspect.Type) -> st.SearchStrategy[Any]:  # noqa: PLR0911 (on
             if shape.pattern is not None:
                 return st.from_regex(shape.pattern, fullmatch=True)
             return st.text(min_size=shape.min_length or 0, max_size=min(8, shape.max_length or 8))
+        case inspect.BytesType():
+            return st.binary(max_size=8)
         case inspect.VarTupleType():
             return st.lists(_values(shape.item_type), max_size=3).map(tuple)
         case inspect.DictType():

@@ -103,6 +103,8 @@ def _spelled_out(shape: inspect.Type) -> str:  # noqa: PLR0911 (one line per kin
             return f"text like `{pattern}`"
         case inspect.StrType():
             return "text" + _lengths(shape)
+        case inspect.BytesType():
+            return "bytes" + _lengths(shape)
         case inspect.LiteralType(values=values):
             return " or ".join(f"`{value}`" if value != "" else '`""`' for value in values)
         case inspect.VarTupleType(item_type=item):
@@ -132,7 +134,7 @@ def _bounds(shape: inspect.IntType | inspect.FloatType) -> str:
     return "" if low is None else f" from {_number(low)}"
 
 
-def _lengths(shape: inspect.StrType | inspect.VarTupleType) -> str:
+def _lengths(shape: inspect.StrType | inspect.BytesType | inspect.VarTupleType) -> str:
     if shape.max_length is None:
         return ""
     low = f"{shape.min_length} to" if shape.min_length else "at most"

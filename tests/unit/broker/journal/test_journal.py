@@ -57,6 +57,19 @@ def test_what_is_written_is_read_again(tmp_path: Path, store: JournalStore) -> N
     assert request.sequences[0].logprobs == [(TokenLogprob(11, -1.0),), (TokenLogprob(12, -1.0),)]
 
 
+def test_a_vector_is_read_with_its_end(tmp_path: Path, store: JournalStore) -> None:
+    """Its request has no tokens. Salvage copies it, too."""
+    store.write([accept("a", 4)], NOW)
+    store.write([WriteEnd(4, "stop", 0, "", b"12345678")], NOW)
+    store.close()
+    again = JournalStore(tmp_path)
+    (request,) = again.read_snapshot(LATER, retained_s=60.0).requests
+    assert [(s.reason, s.tokens, s.vector) for s in request.sequences] == [("stop", [], b"12345678")]
+    found = again.read_request("a", LATER)
+    assert found is not None
+    assert found.sequences[0].vector == b"12345678"
+
+
 @pytest.fixture
 def usual_umask() -> Iterator[None]:
     before = os.umask(0o022)

@@ -1,0 +1,143 @@
+"""Routes /v1/embeddings and /v1/rerank."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from swarm.client.results import VectorAnswer
+from swarm.client.vectors import SCORES, check_dimensions, check_reranks, embedding_params, find_pooling, rank_documents
+from swarm.errors import ClientError, RequestFailed
+from swarm.gateway.answer import TokenCounts
+from swarm.gateway.apis import shapes, vectors
+from swarm.gateway.apis.writer import Json
+from swarm.gateway.completion.served_model import ServedModel
+from swarm.gateway.completion.service import CompletionService
+from swarm.gateway.errors import ApiError, to_api_error
+from swarm.gateway.http.handler import CLIENT_CLOSED_REQUEST
+from swarm.gateway.http.json import JsonResponse, request_id_headers
+from swarm.gateway.http.sse import wait_for_disconnect
+from swarm.gateway.http.state import caller_of, parse_off_loop, select_service, usage_of
+from swarm.params import SamplingParams
+
+router = APIRouter()
+
+
+@router.post("/v1/embeddings", responses=shapes.response_doc(shapes.EmbeddingsShape))
+async def embeddings(request: Request, body: vectors.EmbeddingBody) -> Response:
+    """Return the embedding of each input."""
+    service, served = await select_service(request, body.model)
+    vectors.check_body(body, served)
+    try:
+        pooling = find_pooling(served.manifest)
+        check_dimensions(body.dimensions, served.manifest)
+    except ClientError as error:
+        raise to_api_error(error) from None
+    inputs = await parse_off_loop(request, lambda: vectors.parse_inputs(body.input))
+
+    def encode() -> list[tuple[int, ...]]:
+        return vectors.encode_inputs(inputs, body, served)
+
+    def respond(answers: Sequence[VectorAnswer], _: str) -> Json:
+        return vectors.embedding_response(answers, body, served, pooling)
+
+    job = _VectorJob(request, service, served, body, embedding_params(pooling))
+    return await job.run(encode, sum(map(len, inputs)), respond)
+
+
+@router.post("/rerank", include_in_schema=False)
+@router.post("/v2/rerank", include_in_schema=False)
+@router.post("/v1/rerank", responses=shapes.response_doc(shapes.RerankShape))
+async def rerank(request: Request, body: vectors.RerankBody) -> Response:
+    """Return how well each document answers the query, the best first."""
+    service, served = await select_service(request, body.model)
+    vectors.check_body(body, served)
+    try:
+        check_reranks(served.manifest)
+    except ClientError as error:
+        raise to_api_error(error) from None
+    texts = await parse_off_loop(request, lambda: vectors.parse_documents(body))
+
+    def encode() -> list[tuple[int, ...]]:
+        return vectors.encode_inputs(texts, body, served, query=body.query)
+
+    def respond(answers: Sequence[VectorAnswer], request_id: str) -> Json:
+        return vectors.rerank_response(rank_documents(answers), body, texts, served, request_id)
+
+    job = _VectorJob(request, service, served, body, SCORES)
+    return await job.run(encode, len(body.query) * len(texts) + sum(map(len, texts)), respond)
+
+
+class _VectorJob:
+    """A body whose vectors are computed."""
+
+    def __init__(
+        self,
+        request: Request,
+        service: CompletionService,
+        served: ServedModel,
+        body: vectors.VectorBody,
+        params: SamplingParams,
+    ) -> None:
+        self._request, self._service, self._params = request, service, params
+        self._priority, self._deadline_s = vectors.check_body(body, served)
+        self._caller, self._id = caller_of(request), secrets.token_hex(16)
+        api, self._field = ("rerank", "documents") if params.vector == "scores" else ("embeddings", "input")
+        self._account = usage_of(request).start(
+            self._caller, api, served.name, self._id, request.headers.get("traceparent"), traced=False
+        )
+
+    async def run(
+        self,
+        encode: Callable[[], list[tuple[int, ...]]],
+        size: int,
+        respond: Callable[[Sequence[VectorAnswer], str], Json],
+    ) -> Response:
+        """Encode the inputs of about ``size`` characters, compute, and respond, unless the client disconnects before.
+        Raises ApiError."""
+        threads = self._service.threads_for(size)
+
+        async def answer() -> Json:
+            answers = await self._compute(await threads.run(encode))
+            response = await threads.run(respond, answers, self._id)
+            counts = TokenCounts(sum(each.num_prompt for each in answers), 0, sum(each.num_cached for each in answers))
+            self._account.close("done", counts)
+            return response
+
+        answering = asyncio.ensure_future(answer())
+        watcher = asyncio.ensure_future(wait_for_disconnect(self._request.receive))
+        try:
+            await asyncio.wait({answering, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                self._account.close("left", TokenCounts(0, 0))
+                return Response(status_code=CLIENT_CLOSED_REQUEST)
+            return JsonResponse(answering.result(), headers=request_id_headers(self._id))
+        except ClientError as error:
+            problem = to_api_error(error)
+            if isinstance(error, RequestFailed):  # it was accepted
+                problem.is_counted = True
+                self._account.close("failed", TokenCounts(0, 0))
+            else:
+                self._account.discard()
+            raise (problem.set_param(self._field) if problem.param == "prompt" else problem) from None
+        except ApiError:
+            self._account.discard()
+            raise
+        finally:
+            for task in (answering, watcher):
+                task.cancel()
+            await asyncio.gather(answering, watcher, return_exceptions=True)
+
+    async def _compute(self, sources: list[tuple[int, ...]]) -> list[VectorAnswer]:
+        self._account.num_prompt = sum(map(len, sources))
+        return await self._service.client.compute_vectors(
+            sources,
+            self._params,
+            tenant=self._caller.tenant,
+            priority=min(self._priority, self._caller.max_priority),
+            deadline_s=self._deadline_s,
+        )
