@@ -379,5 +379,5 @@ def _row(key: ApiKey) -> Json:
         "tokens_per_day": limits.tokens_per_day,
         "max_priority": limits.max_priority,
         "admin": key.admin,
-        "models": list(key.models) or "all",
+        "models": list(key.models),
     }

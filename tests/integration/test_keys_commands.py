@@ -259,3 +259,18 @@ def test_an_admins_key_stays_one_when_it_is_rotated(capsys: pytest.CaptureFixtur
         shown(capsys, "keys", "rotate", name, *file)
     listed = shown(capsys, "keys", "list", *file)["keys"]
     assert {row["name"]: row["admin"] for row in listed} == {"alice": False, "root": True}
+
+
+def test_a_keys_models_stay_when_it_is_rotated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """And are listed; a key without any may use all."""
+    file = ("--keys-file", str(tmp_path / "keys.json"))
+    assert shown(capsys, "keys", "add", "alice", *file)["models"] == []
+    assert shown(capsys, "keys", "add", "bob", "--model", "tiny", "--model", "small", *file)["models"] == [
+        "tiny",
+        "small",
+    ]
+    shown(capsys, "keys", "rotate", "bob", *file)
+    listed = shown(capsys, "keys", "list", *file)["keys"]
+    assert {row["name"]: row["models"] for row in listed} == {"alice": [], "bob": ["tiny", "small"]}
+    assert swarmctl(["keys", "list", *file]) == 0
+    assert "tiny, small" in capsys.readouterr().out
