@@ -145,15 +145,16 @@ def test_a_clock_that_is_set_moves_no_moment_and_stops_no_chart(open_context: Op
     console.open()
     console.ask_for_story(8, "0")
     console.until_answered()
-    requests = console.tab("Requests")
+    console.tab("Charts")
     until_seen(page, lambda: points(page) > 2, "the charts have points")
     for ahead_s in (3600, -3600):
         page.evaluate("(ahead) => { window.ahead = ahead; }", 1000 * ahead_s)
         page.wait_for_timeout(3000)
         before = until_seen(page, lambda: num if (num := points(page)) > 2 else None, "the charts keep their points")
         until_seen(page, lambda num=before: points(page) > num, "the charts go on")
-        age = requests.get_by_role("row").nth(1).get_by_role("cell").nth(4)
+        age = console.tab("Requests").get_by_role("row").nth(1).get_by_role("cell").nth(4)
         expect(age).to_have_text(re.compile(r"^([1-9]\d*.s|[1-9] min.*) ago$"))
+        console.tab("Charts")
 
 
 def test_words_from_right_to_left_turn_nothing_around(fed: Fed, view: Any) -> None:
@@ -163,9 +164,9 @@ def test_words_from_right_to_left_turn_nothing_around(fed: Fed, view: Any) -> No
     page.evaluate("window.feed.words = ['שלום', ' עולם']")
     console.choose("Raw")
     console.write("Say it")
-    console.button("Generate").click()
+    console.button("Send").click()
     expect(console.answer()).to_have_text("שלום עולם")
-    readout = page.locator(".readout")
+    readout = console.timeline().locator(".readout")
     expect(readout).to_contain_text("שלום", timeout=SLOW_MS)
     word, figure = readout.evaluate(
         """(one) => { const [node] = one.childNodes, words = node.data; return ["שלום", "12.0"].map((found) => {

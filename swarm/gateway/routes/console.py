@@ -115,6 +115,7 @@ async def trace(request: Request, request_id: str) -> Response:
 
 
 @router.get("/")
+@router.get("/docs")
 @router.get("/console/{name:path}")
 async def file(request: Request) -> Response:
     """Return a file of the page."""
