@@ -178,10 +178,9 @@ def test_two_tabs(console: Console, swarm: Swarm) -> None:
     """Each has its own answer, and both see what runs."""
     other = Console(console.page.context.new_page(), swarm.url)
     other.open()
-    cancels = [each.tab("Requests").get_by_role("button", name="Cancel") for each in (console, other)]
     one, two = console.ask_for_much("Once upon a time", 1500), other.ask_for_much("Where is the cat?", 1500)
-    for of_both in cancels:
-        expect(of_both).to_have_count(2)
+    for each in (console, other):
+        expect(each.tab("Requests").get_by_role("button", name="Cancel")).to_have_count(2)
     for each, asked in ((console, one), (other, two)):
         whole = text_of(swarm.answer(asked.path, asked.body))
         expect(each.answer()).to_have_text(whole, timeout=SLOW_MS)

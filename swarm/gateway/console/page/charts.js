@@ -54,8 +54,8 @@ class Chart {
     this.#plot = h(
       "div", { class: "plot", tabindex: 0, role: "slider", "aria-label": `${title}, the last minutes` }, this.#canvas,
     );
-    const name = h("span", { title: unitOf(title) }, title);
-    this.root = h("figure", { class: "chart" }, h("figcaption", {}, name, this.#value), this.#plot);
+    const label = h("span", { title: unitOf(title) }, title);
+    this.root = h("figure", { class: "chart" }, h("figcaption", {}, label, this.#value), this.#plot);
     this.#plot.addEventListener("pointermove", (event) => this.#point(this.#timeAt(event)));
     this.#plot.addEventListener("pointerleave", () => this.#point(null));
     this.#plot.addEventListener("blur", () => this.#point(null));
