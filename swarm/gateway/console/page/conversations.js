@@ -86,6 +86,7 @@ function rowOf(talk, library, toggle) {
   const save = button("Export", () => download([record]), { tone: "quiet small" });
   const summary = h("summary", {}, h("span", { "aria-hidden": "true" }, "⋯"));
   const more = h("details", { class: "kept-more" }, summary, h("div", { class: "actions" }, rename, save, remove));
+  more.addEventListener("click", ({ target }) => target.matches("button") && (more.open = false));
   const element = h("li", {}, open, more);
   element.draw = (now) => {
     record = now;
