@@ -98,7 +98,8 @@ function summaryOf(view, shown, isFresh, isShort) {
     states.length === 1 && states[0][0] === "well"
       ? "all well"
       : states.map(([state, num]) => `${num} ${state}`).join(", ");
-  const speed = isShort ? 0 : view.rates?.steps_per_s;
+  if (isShort) return all;
+  const speed = view.rates?.steps_per_s;
   const steps = !isFresh ? ", as last reported" : speed > 0 ? ` · ${rate(speed)} steps/s` : "";
   const num = shown.filter((stage) => !stage.isGone).length;
   return `${plural(num, "stage")}, ${plural(numLayers(view), "layer")} · ${all}${steps}`;
