@@ -36,6 +36,7 @@ MOST_FILM = 2 << 20
 DESK = {"width": 1360, "height": 900}
 PHONE = {"width": 390, "height": 844}
 FILM = {"width": 1020, "height": 675}  # of a window as on a desk
+SLOW = {"SWARM_BROKER__SPECULATION": "off"}  # an answer lasts until a worker is killed
 NUM_COLOURS = 192
 STILL_MS = 2500  # the last picture stays for as long
 SHORTEST_MS = 60
@@ -190,7 +191,7 @@ def main() -> int:
     if (reason := why_none()) is not None:
         raise SystemExit(reason)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, Swarm(Path(folder)) as swarm, launched() as browser:
+    with tempfile.TemporaryDirectory() as folder, Swarm(Path(folder), **SLOW) as swarm, launched() as browser:
         if options.only != "pictures":
             film(browser, swarm, options.slower)  # first, while no recovery has been told yet
         if options.only != "film":
