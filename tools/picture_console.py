@@ -69,7 +69,7 @@ def story(console: Console, num_tokens: int) -> None:
 def light(console: Console, swarm: Swarm) -> None:
     """A conversation, and an answer that a death did not change."""
     question(console, "What colour is the cat?")
-    story(console, 700)
+    story(console, 1500)
     console.kill(swarm.chain()[1])
     healed = console.region("Answer").get_by_role("group", name="Healed answer")
     expect(healed).to_contain_text("equal", timeout=SLOW_MS)
@@ -83,7 +83,7 @@ def question(console: Console, words: str) -> None:
 
 
 def during_a_recovery(console: Console, swarm: Swarm) -> None:
-    story(console, 600)
+    story(console, 1500)
     console.kill(swarm.chain()[1])
     expect(console.region("Recovery")).to_contain_text(DIED, timeout=SLOW_MS)
 
@@ -160,7 +160,7 @@ def film(browser: Browser, swarm: Swarm, slower: float) -> None:
     console = opened(browser, swarm, color_scheme="light", viewport=DESK)
     shot = Film(console.page)
     victim = swarm.chain()[1]
-    story(console, 500)
+    story(console, 1500)
     console.page.wait_for_timeout(1200)
     console.stage(victim).get_by_role("button", name="Kill this worker").click()
     console.page.wait_for_timeout(400)
