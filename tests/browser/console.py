@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
 SOME_WORDS = re.compile(r"\w+\W+\w+\W+\w+")  # an answer that has begun
+# The tab of each part that has not its tab's name.
+TABS = {"Workers": "Swarm", "Charts": "Swarm", "Events": "Swarm", "Timeline": "Requests"}
+TABS |= {"Keys": "Connect", "Connect a client": "Connect"}
 SLOW_MS = 60_000  # for what takes an answer's whole time, on a busy machine
 
 
@@ -52,9 +55,15 @@ class Console:
         return self.page.locator("#news")
 
     def tab(self, name: str) -> Locator:
-        """Choose a tab; what it shows."""
-        self.page.get_by_role("tab", name=name).click()
+        """Choose the tab with this part of the page; the part."""
+        self.page.get_by_role("tab", name=TABS.get(name, name), exact=True).click()
         return self.region(name)
+
+    def chat(self) -> None:
+        """Choose the tab with the conversation, if another one is open."""
+        tab = self.page.get_by_role("tab", name="Chat")
+        if tab.get_attribute("aria-selected") != "true":
+            tab.click()
 
     @property
     def stages(self) -> Locator:
@@ -83,27 +92,44 @@ class Console:
 
     # --- prompt and answer
 
+    def drawer(self) -> Locator:
+        """Open the parameters."""
+        self.chat()
+        drawer = self.region("Prompt").get_by_role("group", name="Parameters")
+        if not drawer.is_visible():
+            self.region("Prompt").get_by_role("button", name="Parameters").click()
+        return drawer
+
     def choose(self, mode: str) -> None:
         """Chat or raw."""
-        self.region("Prompt").get_by_role("radio", name=mode).check()
+        self.drawer().get_by_role("radio", name=mode).check()
 
     def write(self, prompt: str) -> None:
-        self.region("Prompt").get_by_role("textbox", name="Prompt", exact=True).fill(prompt)
+        self.chat()
+        self.box.fill(prompt)
+
+    @property
+    def box(self) -> Locator:
+        return self.region("Prompt").get_by_role("textbox", name="Prompt", exact=True)
 
     def set(self, label: str, value: str) -> None:
         """One of the parameters."""
-        field = self.region("Prompt").get_by_label(label, exact=True)
+        field = self.drawer().get_by_label(label, exact=True)
         if not field.is_visible():
-            self.region("Prompt").get_by_text("More parameters").click()
+            self.drawer().get_by_text("More parameters").click()
         field.fill(value)
+
+    def repeat(self, *, until_stop: bool) -> None:
+        self.drawer().get_by_label("repeat until Stop").set_checked(until_stop)
 
     def button(self, name: str) -> Locator:
         """Of the prompt box."""
-        return self.region("Prompt").get_by_role("button", name=name)
+        self.chat()
+        return self.region("Prompt").get_by_role("button", name=name, exact=True)
 
     def generate(self) -> Asked:
         """Returns when the page has asked."""
-        return self.asks_by(self.button("Generate"))
+        return self.asks_by(self.button("Send"))
 
     def asks_by(self, button: Locator) -> Asked:
         """Returns when what is shown is of the new answer."""
@@ -135,15 +161,22 @@ class Console:
 
     def copied(self, name: str) -> str:
         """Press a button that copies; what is in the clipboard then. The page's context must be allowed to use it."""
+        if name.startswith("Copy as"):
+            self.drawer()
         self.page.get_by_role("button", name=name, exact=True).click()
         return str(self.page.evaluate("navigator.clipboard.readText()"))
 
     def until_answered(self) -> None:
         from playwright.sync_api import expect
 
+        self.chat()
         expect(self.region("Answer").get_by_role("status").first).to_have_text("complete", timeout=SLOW_MS)
 
+    def timeline(self) -> Locator:
+        return self.tab("Timeline")
+
     def answer(self, number: int = 0) -> Locator:
+        self.chat()
         return self.region("Answer").locator(f'output[data-answer="{number}"]')
 
 

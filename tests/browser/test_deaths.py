@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import pytest
@@ -49,6 +50,11 @@ def test_a_worker_is_killed_from_the_page(console: Console, swarm: Swarm) -> Non
     )
     ends_as_ever(console, swarm, asked)
     expect(recovery).to_contain_text(re.compile(r"went on after|goes on|went on"))
+    healed = console.region("Answer").get_by_role("group", name="Healed answer")
+    expect(healed).to_contain_text(f"the loss of {victim}")
+    expect(healed).to_contain_text("equal", timeout=SLOW_MS)
+    digest = sha256((console.answer().text_content() or "").encode()).hexdigest()
+    expect(healed.get_by_role("code")).to_have_text([digest[:12], digest[:12]])
     expect(console.stage(victim)).to_be_visible(timeout=SLOW_MS)
     assert swarm.processes()[victim].pid != before
 
@@ -113,7 +119,7 @@ def test_a_part_that_could_not_be_loaded_is_tried_again(console: Console, guards
     guards.expect("Failed to load resource")
     console.page.route(re.compile(r"/console/charts\.js$"), lambda route: route.abort())
     console.page.reload()
-    expect(console.region("Charts").get_by_role("heading", name="Charts")).to_be_visible(timeout=SLOW_MS)
+    expect(console.tab("Charts").get_by_role("heading", name="Charts")).to_be_visible(timeout=SLOW_MS)
 
 
 # What the region says, as often as it says anything else.

@@ -1,4 +1,4 @@
-"""What stands behind an answer: each token's chance and what else could have stood there, and two traces compared."""
+"""What stands behind an answer: each token's chance, what else could have stood there, and where the time went."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_timeline_tells_each_part_as_the_trace_does(console: Console, swarm:
     """The sums by part, the largest named; and one token hop by hop."""
     with console.page.expect_request("**/console/trace/*") as traced:
         ask_briefly(console, 24)
-    timeline = console.region("Timeline")
+    timeline = console.timeline()
     table = timeline.get_by_role("table", name="Where the time of all tokens went")
     expect(table.get_by_role("row", name=re.compile("^total"))).to_contain_text("24 tokens", timeout=SLOW_MS)
     sequence = _trace(swarm, traced.value.url.rpartition("/")[2])
@@ -117,32 +117,6 @@ def _check_hops(slider: Locator, console: Console, token: dict[str, Any]) -> Non
         assert length == pytest.approx(told[hop], rel=0.01, abs=0.01), (hop, words)
 
 
-def test_two_traces_are_laid_side_by_side(console: Console, swarm: Swarm) -> None:
-    """In words, drawn at one scale, and as a table with the times that the traces tell."""
-    asked, ids = [], []
-    for num_tokens in (8, 24):
-        ask_briefly(console, num_tokens)
-        (found,) = re.findall(r"request ([0-9a-f]{8})", console.region("Answer").inner_text())
-        asked.append(found)
-    timeline = console.region("Timeline")
-    timeline.get_by_text("Compare two traces").click()
-    for label, own in zip(("First trace", "Second trace"), asked, strict=True):
-        option = timeline.get_by_label(label).locator("option").filter(has_text=own)
-        expect(option).to_have_count(1)
-        ids.append(option.get_attribute("value") or "")
-        timeline.get_by_label(label).select_option(ids[-1])
-    timeline.get_by_role("button", name="Compare", exact=True).click()
-    table = timeline.get_by_role("table", name="Times a token of both traces")
-    row = table.get_by_role("row", name=re.compile("^each token"))
-    expect(row).to_be_visible()
-    first, second, difference = (_milliseconds(words) for words in row.get_by_role("cell").all_inner_texts())
-    assert second - first == pytest.approx(difference, abs=0.02 * max(first, second))
-    assert [first, second] == pytest.approx([_per_token_ms(swarm, own) for own in ids], rel=0.01)
-    expect(timeline).to_contain_text(re.compile(r"Both took the same time|times as long as"))
-    scales = [_scale(timeline, own) for own in asked]
-    assert scales[0] == scales[1]
-
-
 def test_a_trace_is_asked_for_no_longer_than_it_runs(console: Console, swarm: Swarm) -> None:
     """Of somebody else's request, too, whose end the page only hears of."""
     asked: list[str] = []
@@ -174,13 +148,3 @@ def _trace(swarm: Swarm, request_id: str) -> dict[str, Any]:
     assert code == 200, trace
     (sequence,) = trace["sequences"]
     return dict(sequence)
-
-
-def _per_token_ms(swarm: Swarm, request_id: str) -> float:
-    sequence = _trace(swarm, request_id)
-    return 1e3 * float(sequence["sums"]["total_s"]) / float(sequence["num_traced"])
-
-
-def _scale(timeline: Locator, own: str) -> str:
-    label = timeline.get_by_role("img", name=f"Tokens of {own}").get_attribute("aria-label") or ""
-    return label.partition(", ")[2]

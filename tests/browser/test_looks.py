@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from tests.browser.conftest import OpenContext
     from tests.browser.swarms import Swarm
 
-TABS = ["Workers", "Requests", "Plan", "Logs", "Keys", "Connect a client"]
+TABS = ["Chat", "Swarm", "Requests", "Plan", "Logs", "Connect"]
+SHOWN = {"Chat": "Prompt", "Swarm": "Stages", "Connect": "Connect a client"}  # a part of each tab
 PHONE = {"width": 360, "height": 780}
 MOST_STOPS = 80  # that a person would press Tab on the way to anything here
 
@@ -43,10 +44,12 @@ def test_axe_finds_nothing_grave(open_context: OpenContext, swarm: Swarm, axe: s
     console.write("Where is the cat?")
     console.set("Max tokens", "12")
     console.generate()
-    expect(console.region("Timeline")).to_contain_text(re.compile("slowest", re.IGNORECASE), timeout=SLOW_MS)
+    expect(console.timeline()).to_contain_text(re.compile("slowest", re.IGNORECASE), timeout=SLOW_MS)
     for name in TABS:
         console.tab(name)
         assert grave_findings(console.page, axe) == [], name
+    console.drawer()
+    assert grave_findings(console.page, axe) == [], "the parameters"
     console.stage("w1").get_by_role("button", name="Kill this worker").click()
     expect(console.dialog).to_be_visible()
     assert grave_findings(console.page, axe) == [], "the question"
@@ -70,14 +73,14 @@ def test_the_keyboard_is_enough(console: Console, swarm: Swarm) -> None:
     page = console.page
     press_until(page, "Tab", "the prompt", "at.matches('textarea')")
     page.keyboard.type("Where is the cat?")
-    press_until(page, "Tab", "Generate", at_button("Generate"))
+    press_until(page, "Tab", "Send", at_button("Send"))
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none", "the focus is to be seen"
     page.keyboard.press("Enter")
     expect(console.answer()).to_have_text(SOME_WORDS)
 
-    victim = swarm.chain()[-1]  # whose button comes first on the way back
+    victim = swarm.chain()[0]  # whose button comes first on the way
     before = swarm.processes()[victim].pid
-    press_until(page, "Shift+Tab", "a button to kill", at_button("Kill this worker"))
+    press_until(page, "Tab", "a button to kill", at_button("Kill this worker"))
     page.keyboard.press("Enter")
     expect(console.dialog).to_be_visible()
     press_until(page, "Tab", "Yes", at_button("Yes"))
@@ -86,12 +89,12 @@ def test_the_keyboard_is_enough(console: Console, swarm: Swarm) -> None:
     swarm.until(lambda: (now := swarm.processes().get(victim)) and now.pid != before, "another has its name")
 
     swarm.until_well()
-    press_until(page, "Tab", "a tab", "at.getAttribute('role') === 'tab'")
-    expect(page.get_by_role("tab", name="Workers")).to_have_attribute("aria-selected", "true")
-    for key, name in {"ArrowRight": "Requests", "End": TABS[-1], "Home": TABS[0]}.items():
+    press_until(page, "Shift+Tab", "a tab", "at.getAttribute('role') === 'tab'")
+    expect(page.get_by_role("tab", name="Chat")).to_have_attribute("aria-selected", "true")
+    for key, name in {"ArrowRight": "Swarm", "End": TABS[-1], "Home": TABS[0]}.items():
         page.keyboard.press(key)
         expect(page.get_by_role("tab", name=name)).to_be_focused()
-        expect(console.region(name)).to_be_visible()
+        expect(console.region(SHOWN[name])).to_be_visible()
 
 
 def test_a_plan_is_tried_by_keys_alone(console: Console, swarm: Swarm) -> None:
@@ -99,7 +102,7 @@ def test_a_plan_is_tried_by_keys_alone(console: Console, swarm: Swarm) -> None:
     page, plan = console.page, console.region("Plan")
     epoch, last = swarm.client.query("plan")["epoch"], swarm.chain()[-1]
     press_until(page, "Tab", "a tab", "at.getAttribute('role') === 'tab'")
-    for name in ("Requests", "Plan"):
+    for name in ("Swarm", "Requests", "Plan"):
         page.keyboard.press("ArrowRight")
         expect(page.get_by_role("tab", name=name)).to_be_focused()
     press_until(page, "Tab", "its layers", f"at.getAttribute('aria-label') === 'Only layers: {last}'")
@@ -189,7 +192,7 @@ def test_on_a_phone_each_worker_is_a_card(open_context: OpenContext, swarm: Swar
 def test_what_the_keys_go_back_to_is_not_under_the_top(console: Console) -> None:
     """The top of the page stays where it is: what gets the focus comes to lie below it."""
     page = console.page
-    console.tab("Requests")
+    console.tab("Events").get_by_label("Filter events").focus()
     page.evaluate("document.scrollingElement.scrollTo(0, 1e6)")
     top = page.evaluate("document.querySelector('header').getBoundingClientRect().bottom")
     for _ in range(MOST_STOPS):
@@ -217,7 +220,7 @@ def moving(page: Page) -> Counter[str]:
 def ask_while_steps_go(console: Console) -> None:
     """Returns when the page knows that steps go through the stages, and long before they end."""
     console.ask_for_much(num_tokens=1900)
-    expect(console.region("Stages")).to_contain_text("steps/s")
+    expect(console.page.get_by_role("banner")).to_contain_text(re.compile(r"[1-9]\d* tokens/s"))
     expect(console.region("Answer").get_by_role("status").first).to_have_text("streaming")
 
 
@@ -243,7 +246,7 @@ def test_less_motion_is_less_motion(open_context: OpenContext, swarm: Swarm) -> 
 
 def test_charts_are_told_in_words(console: Console) -> None:
     """Whoever can't see a drawing is told what it shows: the latest figure, a summary, and each point by the keys."""
-    charts = console.region("Charts")
+    charts = console.tab("Charts")
     expect(charts.get_by_role("figure")).to_have_count(4)
     for figure in charts.get_by_role("figure").all():
         plot = figure.get_by_role("slider")

@@ -102,6 +102,6 @@ def test_the_lines_of_the_dead_are_found(console: Console, swarm: Swarm) -> None
 
 def test_events_are_told(console: Console, swarm: Swarm) -> None:
     swarm.kill("w1")
-    events = console.region("Events")
+    events = console.tab("Events")
     expect(events).to_contain_text("w1: its connection closed", timeout=SLOW_MS)
     expect(events).to_contain_text("w1 is here", timeout=SLOW_MS)

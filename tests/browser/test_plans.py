@@ -56,10 +56,10 @@ def steered(swarm: Swarm) -> Iterator[Swarm]:
 def test_a_plan_is_tried_then_applied_and_then_it_is_so(console: Console, steered: Swarm) -> None:
     """What was tried is what comes: in the page's stages and its plan, and for ``swarmctl plan``. An answer that is
     under way goes on. Cleared and applied, plans go by the settings again."""
-    plan = console.tab("Plan")
     before = steered.client.query("plan")
     last = steered.chain()[-1]
     console.ask_for_much(num_tokens=1900)
+    plan = console.tab("Plan")
     plan.get_by_label(f"Only layers: {last}").fill("0-1")
     plan.get_by_role("button", name="Try").click()
     tried = plan.get_by_role("row", name=re.compile("^Stages"))
@@ -70,10 +70,12 @@ def test_a_plan_is_tried_then_applied_and_then_it_is_so(console: Console, steere
     plan.get_by_role("button", name="Apply").click()
     console.agree()
     expect(console.news).to_contain_text("plan", timeout=SLOW_MS)
+    console.chat()
     expect(console.stages.first).to_have_attribute("aria-label", f"Stage 1: {last}", timeout=SLOW_MS)
     now = swarmctl(steered, "plan")
     assert now["epoch"] > before["epoch"]
     assert ", ".join(f"{s['worker']} {s['layers'][0]}–{s['layers'][1] - 1}" for s in now["stages"]) == then
+    console.tab("Plan")
     held = plan.get_by_role("table", name="Stages of the plan").get_by_role("row").filter(has_text=last)
     expect(held).to_contain_text("0–1", timeout=SLOW_MS)
     console.button("Stop").click()
@@ -81,6 +83,7 @@ def test_a_plan_is_tried_then_applied_and_then_it_is_so(console: Console, steere
         "stopped", timeout=SLOW_MS
     )  # it was still under way
 
+    console.tab("Plan")
     plan.get_by_role("button", name="Clear").click()
     plan.get_by_role("button", name="Apply").click()
     expect(console.dialog).to_contain_text("Plans follow the settings alone again")

@@ -33,7 +33,7 @@ def test_a_prompt_streams(console: Console, swarm: Swarm) -> None:
     assert answer.text_content() == whole
     assert whole.startswith(early)
     assert len(early) < len(whole)
-    expect(console.region("Timeline")).to_contain_text(re.compile(r"The slowest after it, token \d+"))
+    expect(console.timeline()).to_contain_text(re.compile(r"The slowest after it, token \d+"))
 
 
 def test_several_continuations(console: Console, swarm: Swarm) -> None:
@@ -64,7 +64,7 @@ def test_an_answer_keeps_to_a_json_schema(console: Console, swarm: Swarm) -> Non
     console.write("Who lives in the village?")
     console.set("JSON schema", '{"type": "object",')
     expect(console.region("Prompt")).to_contain_text("JSON schema: not valid JSON")
-    expect(console.button("Generate")).to_be_disabled()
+    expect(console.button("Send")).to_be_disabled()
     console.set("JSON schema", json.dumps(PERSON))
     asked = console.generate()
     console.until_answered()
@@ -96,9 +96,9 @@ def test_a_long_prompt_is_seen_being_read(console: Console, swarm: Swarm) -> Non
     _, counted = swarm.ask("/tokenize", {"prompt": prompt})
     console.write(prompt)
     console.set("Max tokens", "4")
-    console.tab("Requests")
     console.page.evaluate(LISTEN)
     console.generate()
+    console.tab("Requests")
     console.until_answered()
     for name in ("Answer", "Requests"):
         texts = [text.replace(THIN, "") for where, text in console.page.evaluate("window.told") if where == name]
@@ -112,7 +112,7 @@ def test_stop_ends_it_on_all_stages(console: Console, swarm: Swarm) -> None:
     console.ask_for_much(num_tokens=1500)
     expect(console.answer()).to_have_text(SOME_WORDS)
     console.button("Stop").click()
-    expect(console.button("Generate")).to_be_enabled()
+    expect(console.button("Send")).to_be_enabled()
     swarm.until(swarm.is_idle, "nothing runs")
     expect(console.region("Answer")).to_contain_text("stopped")
 
@@ -149,14 +149,13 @@ RUNS = """(element) => {
 def test_words_run_their_own_way(console: Console, words: str, way: str) -> None:
     """From the right where letters do: in the answer, in the box while it is written, and in the conversation."""
     console.write(words)
-    box = console.region("Prompt").get_by_role("textbox", name="Prompt", exact=True)
-    assert box.evaluate("(box) => getComputedStyle(box).direction") == way
+    assert console.box.evaluate("(box) => getComputedStyle(box).direction") == way
     console.set("JSON schema", json.dumps({"const": words}))
     console.generate()
     console.until_answered()
     expect(console.answer()).to_have_text(json.dumps(words, ensure_ascii=False))
     assert console.answer().evaluate(RUNS) == [way, way]
-    asked = console.region("Prompt").get_by_label("Conversation").get_by_text(words, exact=True)
+    asked = console.region("Conversation").get_by_text(words, exact=True)
     assert asked.evaluate(RUNS) == [way, way]
 
 
@@ -179,10 +178,9 @@ def test_two_tabs(console: Console, swarm: Swarm) -> None:
     """Each has its own answer, and both see what runs."""
     other = Console(console.page.context.new_page(), swarm.url)
     other.open()
-    cancels = [each.tab("Requests").get_by_role("button", name="Cancel") for each in (console, other)]
     one, two = console.ask_for_much("Once upon a time", 1500), other.ask_for_much("Where is the cat?", 1500)
-    for of_both in cancels:
-        expect(of_both).to_have_count(2)
+    for each in (console, other):
+        expect(each.tab("Requests").get_by_role("button", name="Cancel")).to_have_count(2)
     for each, asked in ((console, one), (other, two)):
         whole = text_of(swarm.answer(asked.path, asked.body))
         expect(each.answer()).to_have_text(whole, timeout=SLOW_MS)

@@ -58,21 +58,24 @@ def visit(lonely: Lonely, page: Page, guards: Guards) -> Console:
 def test_it_is_said_who_is_missing_and_what_helps(visit: Console, lonely: Lonely) -> None:
     """In the stages' place and above the plan; as each one comes, and no more when it serves."""
     stages, banner = visit.region("Stages"), visit.page.get_by_role("banner")
-    plan = visit.tab("Plan")
-    why = plan.get_by_role("note")
+    why = visit.region("Plan").get_by_role("note")
     expect(stages).to_contain_text("No worker is here")
     expect(stages).to_contain_text(re.compile(r"Waiting: 2 more of 2 workers\. Start one with swarm worker"))
+    visit.tab("Plan")
     expect(why).to_contain_text("Waiting for 2 more of 2 workers.")
     expect(why.get_by_role("listitem")).to_contain_text("Join a worker, or start one elsewhere with swarm worker.")
+    visit.chat()
     expect(banner).to_contain_text("waiting")
 
     lonely.processes.start_worker("w0")
     expect(stages).to_contain_text("Waiting: 1 more of 2 workers.", timeout=SLOW_MS)
     expect(stages).to_contain_text("The Plan tab shows remedies")
+    visit.tab("Plan")
     expect(why).to_contain_text("Waiting for 1 more of 2 workers.")
 
     lonely.processes.start_worker("w1")
     expect(banner).to_contain_text("serving", timeout=SLOW_MS)
-    expect(visit.stages.first).to_be_visible()
     expect(why).to_have_count(0)
+    visit.chat()
+    expect(visit.stages.first).to_be_visible()
     expect(stages).not_to_contain_text("Waiting")

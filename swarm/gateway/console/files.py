@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final
 
 PAGE: Final = Path(__file__).parent / "page"
-FIRST: Final = "index.html"
+API_PAGE: Final = Path(__file__).parent / "api_page"
+_ROUTES: Final = {"index.html": "/", "docs.html": "/docs"}  # all others are below /console/
 _KINDS: Final = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
@@ -36,13 +37,15 @@ class PageFile:
         return headers | ({"content-encoding": "gzip"} if is_packed else {})
 
 
-def load_page_files(folder: Path = PAGE) -> Mapping[str, PageFile]:
-    """Return the files by path: ``/`` is the page itself, all others are below ``/console/``."""
+def load_page_files(*folders: Path) -> Mapping[str, PageFile]:
+    """Return the files by path: ``/`` is the page itself, ``/docs`` the description of the API, which needs nothing
+    from other servers; all others are below ``/console/``."""
     files = {}
-    for path in sorted(folder.rglob("*")):
-        if path.suffix in _KINDS and path.is_file():
-            name = path.relative_to(folder).as_posix()
-            files["/" if name == FIRST else f"/console/{name}"] = _read_file(path)
+    for folder in folders or (PAGE, API_PAGE):
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in _KINDS and path.is_file():
+                name = path.relative_to(folder).as_posix()
+                files[_ROUTES.get(name, f"/console/{name}")] = _read_file(path)
     return files
 
 

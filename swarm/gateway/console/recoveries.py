@@ -32,7 +32,6 @@ def describe_recovery(row: Row, began_at: float | None, holders: Mapping[int, st
     if has_ended(row):
         body |= {
             "total_s": _seconds_in(row, "measured", "total_s"),
-            "predicted_total_s": _seconds_in(row, "predicted", "total_s"),
             "sequences": row.get("sequences"),
             "sentence": summarize(row, holders),
         }
@@ -64,7 +63,10 @@ def _seconds_in(row: Row, table: str, key: str) -> float | None:
 
 
 def summarize(row: Row, holders: Mapping[int, str]) -> str:
-    """Return the summary: ``w1 died; w0 took layers 3–5; 2 answers went on after 212 ms (predicted 190 ms).``"""
+    """Return the summary: ``w1 died; w0 took layers 3–5; 2 answers went on after 212 ms.``
+
+    It predicts nothing, since the broker predicts only two of the phases: those stand in their rows.
+    """
     parts = [_describe_lost(row), _describe_takeover(row, holders), _describe_resumed(row)]
     return "; ".join(part for part in parts if part) + "."
 
@@ -91,14 +93,10 @@ def _layers(layers: Sequence[int]) -> str:
 
 
 def _describe_resumed(row: Row) -> str:
-    total_s, predicted_s = _seconds_in(row, "measured", "total_s"), _seconds_in(row, "predicted", "total_s")
+    total_s = _seconds_in(row, "measured", "total_s")
     count = int(get_number(row, "sequences"))
     who = "the plan served again" if not count else "1 answer went on" if count == 1 else f"{count} answers went on"
-    if total_s is None:
-        return who
-    return f"{who} after {format_duration(total_s)}" + (
-        "" if predicted_s is None else f" (predicted {format_duration(predicted_s)})"
-    )
+    return who if total_s is None else f"{who} after {format_duration(total_s)}"
 
 
 def format_duration(seconds: float) -> str:

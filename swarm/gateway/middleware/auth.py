@@ -231,7 +231,7 @@ def check_local(scope: Scope, headers: Mapping[str, str], origins: list[str]) ->
 
 
 def is_console(path: str) -> bool:
-    return path == "/" or path.startswith("/console/")
+    return path in ("/", "/docs") or path.startswith("/console/")
 
 
 def check_same_origin(scope: Scope, headers: Mapping[str, str]) -> None:

@@ -116,6 +116,7 @@ async def trace(request: Request, request_id: str) -> Response:
 
 @router.head("/")
 @router.get("/")
+@router.get("/docs")
 @router.get("/console/{name:path}")
 async def file(request: Request) -> Response:
     """Return a file of the page."""

@@ -9,18 +9,21 @@ from pathlib import Path
 
 import pytest
 
+from swarm.gateway.console.files import load_page_files
 from tests.unit.gateway.node import PATIENCE_S, node
 
 HERE = Path(__file__).parent
-TESTS = sorted([*HERE.glob("page/*.test.mjs"), *HERE.glob("page_prompt/*.test.mjs")])
+TESTS = sorted([*HERE.glob("page/*.test.mjs"), *HERE.glob("page_chat/*.test.mjs")])
 PAGE = Path(__file__).parents[3] / "swarm" / "gateway" / "console" / "page"
 FILES = sorted(PAGE.iterdir())
-SCRIPTS = [path for path in FILES if path.suffix == ".js"]
-MOST_BYTES = 350 * 1000
+API_FILES = sorted((PAGE.parent / "api_page").iterdir())  # a page of its own, at /docs
+SCRIPTS = [path for path in [*FILES, *API_FILES] if path.suffix == ".js"]
+MOST_BYTES = 350 << 10
 # Names that a document's own vocabulary needs; nothing is fetched from them.
 VOCABULARY = {"www.w3.org"}
-REGIONS = ["Stages", "Prompt", "Answer", "Timeline", "Recovery", "Charts", "Events"]
-REGIONS += ["Workers", "Requests", "Plan", "Logs", "Keys", "Connect a client"]
+REGIONS = ["Conversations", "Swarm at a glance", "Conversation", "Answer", "Prompt", "Stages", "Recovery"]
+REGIONS += ["Stages", "Recovery", "Charts", "Workers", "Events", "Requests", "Timeline", "Plan", "Logs"]
+REGIONS += ["Connect a client", "Keys"]
 HOST = re.compile(r"(?:https?:)?//([a-z0-9-]+(?:\.[a-z0-9-]+)+)", re.IGNORECASE)
 IMPORT = re.compile(r"""(?:from|import)\s*\(?\s*["'](\./[^"']+)["']""")
 # What could make markup of text or code of data, or a style that the page's policy refuses.
@@ -45,7 +48,7 @@ def test_the_page_weighs_little() -> None:
     assert sum(path.stat().st_size for path in FILES) <= MOST_BYTES
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [*FILES, *API_FILES], ids=lambda path: path.name)
 def test_no_file_names_another_host(path: Path) -> None:
     """It works where there is no internet, and tells nobody that it is open."""
     named = {host.lower() for host in HOST.findall(path.read_text())}
@@ -77,7 +80,7 @@ def test_what_is_imported_is_shipped(path: Path) -> None:
 
 def test_lines_and_files_are_short_enough_to_be_read() -> None:
     """As everywhere in this house: 120 columns, and files that are taken in at once."""
-    texts = {path.name: path.read_text().splitlines() for path in FILES if path.suffix != ".svg"}
+    texts = {path.name: path.read_text().splitlines() for path in [*FILES, *API_FILES] if path.suffix != ".svg"}
     assert [name for name, lines in texts.items() if len(lines) > 400] == []
     long = [
         f"{name}:{number}" for name, lines in texts.items() for number, line in enumerate(lines, 1) if len(line) > 120
@@ -121,13 +124,14 @@ class _Markup(HTMLParser):
 
 
 def test_the_markup_holds_nothing_inline_and_asks_only_for_what_is_shipped() -> None:
-    """The gateway forbids inline code and style; the page has none, and all its regions."""
-    markup = _Markup()
-    markup.feed((PAGE / "index.html").read_text())
-    assert markup.refused == []
-    assert markup.asked == {f"/console/{path.removeprefix('/console/')}" for path in markup.asked}
-    assert {path.removeprefix("/console/") for path in markup.asked} <= {path.name for path in FILES}
-    assert markup.labels == REGIONS
+    """The gateway forbids inline code and style; the page has none, and all its regions. So has that of the API."""
+    served = set(load_page_files()) | {"/openapi.json"}
+    for page in (PAGE / "index.html", PAGE.parent / "api_page" / "docs.html"):
+        markup = _Markup()
+        markup.feed(page.read_text())
+        assert markup.refused == []
+        assert markup.asked <= served
+        assert page.name != "index.html" or markup.labels == REGIONS
 
 
 def test_every_custom_property_is_defined() -> None:

@@ -7,7 +7,6 @@ import { pieceOf } from "./reading.js";
 
 const MOST_SPANS = 4000; // tokens of a continuation that are shown separately; the rest is plain text
 
-// Keeps an <output> up to date with a growing continuation by appending only the new part.
 export class TokenText {
   #output;
   #index;
@@ -20,10 +19,6 @@ export class TokenText {
   constructor(output, index) {
     this.#output = output;
     this.#index = index;
-  }
-
-  get isPlain() {
-    return this.#spans === null;
   }
 
   draw(choice, { withBorders, withCertainty }) {
@@ -45,10 +40,7 @@ export class TokenText {
 
   #list() {
     const list = h("span", {
-      role: "listbox",
-      "aria-label": `Tokens of continuation ${this.#index + 1}`,
-      tabindex: 0,
-      class: "tokens",
+      role: "listbox", "aria-label": `Tokens of continuation ${this.#index + 1}`, tabindex: 0, class: "tokens",
     });
     list.addEventListener("keydown", (event) => this.#move(event));
     list.addEventListener("focus", () => this.#focus(this.#focused));
@@ -73,11 +65,7 @@ export class TokenText {
     return h(
       "span",
       {
-        role: "option",
-        id: unique("token"),
-        "data-at": at,
-        "data-step": step,
-        "aria-selected": "false",
+        role: "option", id: unique("token"), "data-at": at, "data-step": step, "aria-selected": "false",
         "aria-label": label,
       },
       piece,
@@ -87,18 +75,15 @@ export class TokenText {
   // Append the text that is not in the list of tokens: all of a plain text, otherwise the part beyond the limit.
   #addText(choice) {
     const rest = this.#output.lastChild;
-    const from = this.#spanned + rest.length;
+    const begin = this.#spans === null ? choice.numThought : this.#spanned; // reasoning is shown elsewhere
+    const from = begin + rest.length;
     if (from < choice.text.length) rest.appendData(choice.text.slice(from));
   }
 
   #move(event) {
     const last = this.#numSpans - 1;
     const moves = {
-      ArrowRight: this.#focused + 1,
-      ArrowLeft: this.#focused - 1,
-      Home: 0,
-      End: last,
-      ArrowDown: this.#unsure(1),
+      ArrowRight: this.#focused + 1, ArrowLeft: this.#focused - 1, Home: 0, End: last, ArrowDown: this.#unsure(1),
       ArrowUp: this.#unsure(-1),
     };
     if (!(event.key in moves)) return;
@@ -106,7 +91,6 @@ export class TokenText {
     this.#focus(Math.max(0, Math.min(last, moves[event.key])));
   }
 
-  // Return the next token with low certainty, for the up and down keys.
   #unsure(step) {
     const { chances } = this.choice;
     for (let at = this.#focused + step; at >= 0 && at < this.#numSpans; at += step) {
@@ -128,15 +112,11 @@ export class TokenText {
   }
 }
 
-// Panel with the alternatives of the selected token.
 export function alternativesPanel() {
   const title = h("p", { class: "alternatives-title", "aria-live": "polite" });
   const list = h("ol", { class: "alternatives-list" });
   const element = h(
-    "div",
-    { class: "alternatives", hidden: true, role: "group", "aria-label": "Alternatives" },
-    title,
-    list,
+    "div", { class: "alternatives", hidden: true, role: "group", "aria-label": "Alternatives" }, title, list,
   );
   const panel = { element, isOf: null };
   panel.show = (token, isOf = panel.isOf) => {
@@ -155,9 +135,7 @@ function rowsOf(chance) {
   const rest = restOf(found);
   const row = (words, probability, isChosen) =>
     h(
-      "li",
-      { "data-chosen": isChosen },
-      h("bdi", { class: "mono" }, words),
+      "li", { "data-chosen": isChosen }, h("bdi", { class: "mono" }, words),
       h("span", { class: "share-bar", vars: { "--fill": probability.toFixed(4) } }),
       h("span", { class: "num" }, percent(probability)),
       isChosen ? h("span", { class: "quiet-words" }, "chosen") : h("span"),

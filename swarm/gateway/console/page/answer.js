@@ -1,80 +1,105 @@
-// The streaming answer: its continuations side by side, how they ended and what they took; borders and certainty of
-// tokens on demand. The model's output is only ever inserted as text.
+// The last answer as it streams in: its continuations, its reasoning, how it ended and what it took; borders and
+// certainty of tokens on demand. The model's output becomes elements only through rendered.js.
 
 import { TokenText, alternativesPanel, certaintyLegend } from "./alternatives.js";
 import { hasConfidence } from "./ask.js";
 import { summary } from "./certainty.js";
+import { copier } from "./copying.js";
 import { fill, h, keyed, set, text, unique } from "./dom.js";
-import { count, plural, rate, seconds } from "./format.js";
+import { REASONS, factsOf, isPlain } from "./facts.js";
+import { plural } from "./format.js";
+import { healedLine } from "./healed.js";
 import { progressOf, stateOf } from "./queue.js";
-import { isCutByContext } from "./room.js";
+import { answeredIn } from "./reading.js";
+import { Rendered } from "./rendered.js";
 import { talkOf } from "./talk.js";
-import { badge, button, empty, heading, meter, setBadge, setMeter } from "./widgets.js";
+import { BRANCH, alternativesOf, thoughtFold, timelineButton } from "./turns.js";
+import { badge, button, meter, setBadge, setMeter } from "./widgets.js";
 
-const REASONS = { stop: "reached its end", length: "cut at the maximum length", tool_calls: "calls a tool" };
 const STATES = {
-  asking: ["connecting", "asked"],
-  streaming: ["runs", "streaming"],
-  broken: ["reconnecting", "reconnecting"],
-  ended: ["done", "complete"],
-  stopped: ["none", "stopped"],
-  failed: ["failed", "failed"],
+  asking: ["connecting", "asked"], streaming: ["runs", "streaming"], broken: ["reconnecting", "reconnecting"],
+  ended: ["done", "complete"], stopped: ["none", "stopped"], failed: ["failed", "failed"],
   elsewhere: ["away", "read elsewhere"],
 };
+const NEAR = 60; // pixels from the end within which the transcript follows an answer
 
 export function mount(root, store, api) {
   const talk = talkOf(store, api);
   const view = { borders: false }; // affects the display, not the request
   const state = badge("", "");
   const status = h("span", { role: "status", class: "answer-state" }, state);
-  const nothing = empty(
-    "No answer yet",
-    "Write a prompt and press Generate: the answer streams in here, and continues after a reload.",
-  );
   const choices = choiceGrid(talk, view);
   const words = h("p", { class: "problem", role: "alert", hidden: true });
   const back = button("Read it here", () => talk.takeBack());
-  const anew = button("Begin a new conversation", () => talk.startAnew());
   const facts = h("p", { class: "quiet-words answer-facts" });
   const waiting = waitingFor(talk, store);
   const certainty = certaintySwitch(talk, view);
   const panel = alternativesPanel();
+  const healed = healedLine(store, talk, api);
+  const actions = answerActions(talk, certainty);
   choices.element.addEventListener("token", ({ detail }) => panel.show(detail));
   fill(
-    root,
-    heading("Answer", ...certainty.switches, status),
-    nothing,
-    waiting.element,
-    choices.element,
-    certainty.element,
-    panel.element,
-    words,
-    back,
-    anew,
-    facts,
+    root, h("div", { class: "answer-head" }, h("span", { class: "turn-role" }, "Model"), status), waiting.element,
+    choices.element, certainty.element, panel.element, words, back, facts, healed.element, actions.element,
   );
 
   const draw = () => {
     const { answer } = talk;
-    nothing.hidden = answer !== null;
-    facts.hidden = choices.element.hidden = status.hidden = answer === null;
-    certainty.draw();
-    waiting.draw();
+    const isAtEnd = isNearEnd();
     if (panel.isOf !== answer) panel.show(null, answer);
-    back.hidden = answer?.state !== "elsewhere";
-    anew.hidden = !(answer?.isTooLong && answer.isChat && talk.turns.length > 0);
-    words.hidden = !answer?.words;
-    if (!answer) return;
+    root.hidden = answer === null;
+    if (answer === null) return follow(isAtEnd);
     const [tone, name] = STATES[answer.state];
     setBadge(state, tone, name);
+    certainty.draw();
+    waiting.draw();
+    back.hidden = answer.state !== "elsewhere";
+    words.hidden = !answer.words;
     text(words, answer.words);
     set(words, { class: answer.state === "failed" ? "problem" : "hint" });
     choices.draw();
+    actions.draw();
+    healed.draw();
     drawFacts();
+    return follow(isAtEnd);
   };
   const drawFacts = () => text(facts, factsOf(talk.answer, talk.model?.context));
+
+  // The transcript follows an answer while its end is visible, and shows what was just asked.
+  const transcript = document.getElementById("transcript");
+  const isNearEnd = () => transcript.scrollHeight - transcript.scrollTop - transcript.clientHeight < NEAR;
+  let last = "";
+  const follow = (isAtEnd) => {
+    const now = `${talk.id} ${talk.turns.length} ${talk.answer?.askedAt}`;
+    if (isAtEnd || now !== last) transcript.scrollTop = transcript.scrollHeight;
+    last = now;
+  };
   talk.subscribe(draw);
+  document.getElementById("tabs").addEventListener("tab", ({ detail }) => {
+    if (detail === "chat") transcript.scrollTop = transcript.scrollHeight;
+  });
   setInterval(() => talk.isBusy && drawFacts(), 1000); // keep the elapsed time running while nothing arrives
+}
+
+function answerActions(talk, certainty) {
+  const alternatives = alternativesOf(talk);
+  const buttons = [
+    copier("Copy", () => answeredIn(talk.answer.choices[talk.chosen])),
+    button("Retry", () => talk.retry(), { tone: "quiet small", title: "Ask again, with another seed" }),
+    button("Branch", () => talk.branch(), { tone: "quiet small", title: BRANCH }),
+  ];
+  const timeline = timelineButton(() => talk.answer?.requestId ?? "");
+  const switches = h("span", { class: "push" }, certainty.switches);
+  const element = h("div", { class: "turn-actions" }, alternatives.element, buttons, timeline, switches);
+  const draw = () => {
+    const { answer, thread, turns, isBusy } = talk;
+    const parent = turns.at(-1)?.id;
+    const former = Object.values(thread.turns).findLast((turn) => turn.parent === parent);
+    alternatives.draw(former, 1);
+    for (const each of buttons) each.disabled = isBusy;
+    timeline.hidden = !answer.requestId;
+  };
+  return { element, draw };
 }
 
 // Progress before the first token: place in the queue, or computed share of the prompt.
@@ -92,8 +117,6 @@ function waitingFor(talk, store) {
   return { element, draw };
 }
 
-// --- continuations
-
 function choiceGrid(talk, view) {
   const element = h("div", { class: "choices" });
   const name = unique("chosen");
@@ -108,11 +131,7 @@ function choiceGrid(talk, view) {
     set(element, { "data-many": answer.choices.length > 1 });
     const rows = answer.choices.map((choice, index) => ({ choice, index }));
     keyed(
-      element,
-      rows,
-      ({ index }) => index,
-      (row) => choiceCard(talk, row, name),
-      (card, row) => card.drawn(row, view),
+      element, rows, ({ index }) => index, (row) => choiceCard(talk, row, name), (card, row) => card.drawn(row, view),
     );
   };
   return { element, draw };
@@ -120,33 +139,34 @@ function choiceGrid(talk, view) {
 
 function choiceCard(talk, { index }, name) {
   const output = h("output", {
-    "data-answer": index,
-    dir: "auto",
-    "aria-live": "off",
-    "aria-label": `Continuation ${index + 1}`,
+    "data-answer": index, dir: "auto", "aria-live": "off", "aria-label": `Continuation ${index + 1}`,
   });
-  const tokens = new TokenText(output, index);
+  const writers = { tokens: () => new TokenText(output, index), markdown: () => new Rendered(fill(output)) };
+  const drawn = { how: "", writer: null };
+  const thought = thoughtFold("");
   const end = h("span", { class: "quiet-words" });
   const pick = h("input", { type: "radio", name, onchange: () => talk.set({ chosen: index }) });
   const picker = h("label", { class: "check quiet-words" }, pick, "continue with this one");
   const card = h(
-    "article",
-    { class: "choice", "aria-label": `Continuation ${index + 1}` },
-    h("div", { class: "choice-head" }, h("h3", {}, `${index + 1}`), end, picker),
-    output,
+    "article", { class: "choice", "aria-label": `Continuation ${index + 1}` },
+    h("div", { class: "choice-head" }, h("h3", {}, `${index + 1}`), end, picker), thought, output,
   );
   card.drawn = ({ choice }, view) => {
-    const { answer } = talk;
+    const { answer, wantsConfidence } = talk;
     const isMany = answer.choices.length > 1;
     card.firstElementChild.hidden = !isMany;
-    picker.hidden = !(answer.isChat && answer.isOver);
+    picker.hidden = !answer.isOver;
     pick.checked = talk.chosen === index;
     text(end, endWords(choice, answer));
-    const isLow = output.scrollHeight - output.scrollTop - output.clientHeight < 24;
-    tokens.draw(choice, { withBorders: view.borders, withCertainty: talk.wantsConfidence, isOver: answer.isOver });
-    if (isLow && !answer.isOver) output.scrollTop = output.scrollHeight;
-    const scrolls = tokens.isPlain && output.scrollHeight > output.clientHeight;
-    set(output, { tabindex: scrolls ? 0 : null }); // lets keyboard users scroll
+    const isApart = view.borders || (wantsConfidence && hasConfidence(answer.request));
+    thought.hidden = choice.numThought === 0 || isApart;
+    if (!thought.hidden)
+      thought.draw(choice.text.slice(0, choice.numThought), answer.isOver || choice.text.length > choice.numThought);
+    const how = isApart || isPlain(answer) ? "tokens" : "markdown";
+    if (how !== drawn.how) Object.assign(drawn, { how, writer: writers[how]() });
+    set(output, { class: how === "markdown" ? "md" : "as-is" });
+    if (how === "markdown") drawn.writer.draw(answeredIn(choice));
+    else drawn.writer.draw(choice, { withBorders: view.borders, withCertainty: wantsConfidence });
   };
   return card;
 }
@@ -156,12 +176,9 @@ const endWords = ({ reason, ends, chances }, answer) => {
   return reason ? `${length}, ${REASONS[reason] ?? reason}` : answer.isOver ? "not finished" : length;
 };
 
-// --- certainty and borders
-
 function certaintySwitch(talk, view) {
   const confidence = h("input", {
-    type: "checkbox",
-    onchange: () => talk.set({ wantsConfidence: confidence.checked }),
+    type: "checkbox", onchange: () => talk.set({ wantsConfidence: confidence.checked }),
   });
   const borders = h("input", {
     type: "checkbox",
@@ -171,8 +188,11 @@ function certaintySwitch(talk, view) {
     },
   });
   const switches = [
-    h("label", { class: "check", title: "Underline each token by how sure the model was" }, confidence, "Confidence"),
-    h("label", { class: "check", title: "Show where each token ends" }, borders, "Tokens"),
+    h(
+      "label", { class: "check quiet-words", title: "Underline each token by how sure the model was" }, confidence,
+      "Confidence",
+    ),
+    h("label", { class: "check quiet-words", title: "Show where each token ends" }, borders, "Tokens"),
   ];
   const told = h("p", { class: "hint" });
   const again = button("Ask again with confidence", () => talk.askForConfidence(), {
@@ -198,30 +218,3 @@ const certaintyWords = (answer) =>
   answer.isOver
     ? summary(answer.choices.flatMap(({ chances }) => chances))
     : "Point at a token, or go through them with the arrow keys.";
-
-// --- usage
-
-function factsOf(answer, context) {
-  const { usage, askedAt, firstAt, endedAt, numBreaks, request, requestId, isCut } = answer;
-  const end = endedAt ?? Date.now();
-  // until the report arrives, the number of pieces is a good estimate
-  const num = usage?.completion_tokens ?? answer.numPieces;
-  const speed = firstAt !== null && end > firstAt && num > 1 ? num / ((end - firstAt) / 1000) : null;
-  const cached = usage?.prompt_tokens_details?.cached_tokens;
-  const reason = answer.choices.length === 1 ? answer.choices[0].reason : null;
-  const howItEnded = isCutByContext(answer, context) ? "cut: the model's context is full" : (REASONS[reason] ?? reason);
-  return [
-    reason ? howItEnded : "",
-    usage ? `prompt ${count(usage.prompt_tokens)}${cached ? ` (${count(cached)} of them cached)` : ""}` : "",
-    usage ? `answer ${plural(usage.completion_tokens, "token")}` : "",
-    firstAt === null ? "" : `first token ${seconds((firstAt - askedAt) / 1000)}`,
-    `${answer.isOver ? "in all" : "so far"} ${seconds((end - askedAt) / 1000)}`,
-    speed ? `${usage ? "" : "about "}${rate(speed)} tokens/s` : "",
-    numBreaks ? `resumed after ${plural(numBreaks, "break")}` : "",
-    `seed ${request.body.seed}`,
-    requestId ? `request ${requestId.slice(0, 8)}` : "",
-    isCut ? "longer than this page keeps: its end is not shown" : "",
-  ]
-    .filter(Boolean)
-    .join(" · ");
-}

@@ -4,26 +4,17 @@ import { Api, ApiError } from "./api.js";
 import { askForKey } from "./dialogs.js";
 import { fill, h } from "./dom.js";
 import { Live, waitAfter } from "./live.js";
+import { shortcuts } from "./shortcuts.js";
 import { Store } from "./store.js";
 import { button, tabs } from "./widgets.js";
 
 // Each module exports `mount(root, store, api)`. If one fails, it shows the error in its own place, and the others
 // work.
 const PARTS = {
-  header: "./header.js",
-  stages: "./chain.js",
-  prompt: "./prompt.js",
-  answer: "./answer.js",
-  timeline: "./timeline.js",
-  recovery: "./recovery.js",
-  charts: "./charts.js",
-  events: "./events.js",
-  workers: "./workers.js",
-  requests: "./requests.js",
-  plan: "./plan.js",
-  logs: "./logs.js",
-  keys: "./keys.js",
-  clients: "./clients.js",
+  header: "./header.js", conversations: "./conversations.js", turns: "./turns.js", answer: "./answer.js",
+  prompt: "./prompt.js", rail: "./rail.js", stages: "./chain.js", recovery: "./recovery.js", charts: "./charts.js",
+  workers: "./workers.js", events: "./events.js", requests: "./requests.js", timeline: "./timeline.js",
+  plan: "./plan.js", logs: "./logs.js", clients: "./clients.js", keys: "./keys.js",
 };
 
 const MOST_TRIES = 8; // attempts to load a part, over about ten seconds
@@ -70,7 +61,9 @@ async function loaded(path) {
   }
 }
 
-tabs(document.getElementById("tabs"));
+const opened = tabs(document.getElementById("tabs"));
+addEventListener("trace", () => opened.open("requests")); // before the timeline shows it
+shortcuts(opened);
 Object.entries(PARTS).forEach(([name, path]) => mountPart(name, path));
 store.subscribe(["connection"], ({ connection }) => {
   document.documentElement.dataset.connection = connection;

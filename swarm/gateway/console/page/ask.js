@@ -124,15 +124,12 @@ export function requestOf({ mode, values, model, messages, prompt, seed, confide
 const confidenceFields = (isChat) =>
   isChat ? { logprobs: true, top_logprobs: NUM_ALTERNATIVES } : { logprobs: NUM_ALTERNATIVES };
 
-// The same request with each token's confidence.
 export const withConfidence = ({ path, body }) => ({
-  path,
-  body: { ...body, ...confidenceFields(path.includes("chat")) },
+  path, body: { ...body, ...confidenceFields(path.includes("chat")) },
 });
 
 export const hasConfidence = ({ body }) => body.logprobs !== undefined;
 
-// The conversation as the API takes it.
 export const messagesOf = (system, turns) => [
   ...(String(system ?? "").trim() ? [{ role: "system", content: system }] : []),
   ...turns.map(({ role, content }) => ({ role, content })),

@@ -17,15 +17,12 @@ export const stepOf = ({ logprob }) => STEPS.find(({ least }) => probability(log
 // Return the alternatives of a token, the likeliest first, including the token: {token, probability, isChosen}.
 export function alternativesOf({ token, logprob, others }) {
   const found = others.map(([text, value]) => ({
-    token: text,
-    probability: probability(value),
-    isChosen: text === token,
+    token: text, probability: probability(value), isChosen: text === token,
   }));
   if (!found.some(({ isChosen }) => isChosen)) found.push({ token, probability: probability(logprob), isChosen: true });
   return found.sort((a, b) => b.probability - a.probability);
 }
 
-// The total probability of all unlisted tokens.
 export const restOf = (alternatives) => Math.max(0, 1 - alternatives.reduce((sum, each) => sum + each.probability, 0));
 
 // Make a token visible: white space and empty text get a sign.
@@ -49,7 +46,6 @@ export function inWords(chance) {
 
 export const percent = (value) => share(value, 1);
 
-// Summarise a whole continuation: number of unsure tokens, and the least sure one.
 export function summary(chances) {
   const known = chances.filter(Boolean);
   if (known.length === 0) return "";

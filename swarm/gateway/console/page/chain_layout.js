@@ -27,11 +27,7 @@ export function stagesOf(view, before, now) {
   before.forEach((stage, index) => {
     if (shown.includes(stage.key) || !lingers(view, stage, now)) return;
     const ghost = {
-      ...stage,
-      state: "lost",
-      isGone: true,
-      lostAt: stage.lostAt ?? now,
-      evidence: evidenceOf(view, stage),
+      ...stage, state: "lost", isGone: true, lostAt: stage.lostAt ?? now, evidence: evidenceOf(view, stage),
     };
     planned.splice(Math.min(index, planned.length), 0, ghost);
   });
@@ -53,14 +49,10 @@ function planStage(view, stage, before, now) {
   const row = isAnother && isNamed(view, stage.worker) ? null : found;
   const isLost = row === null || isLostNow(view, row);
   return {
-    key: row?.incarnation ?? known?.key ?? stage.worker,
-    worker: stage.worker,
-    stage,
-    row: row ?? known?.row ?? null,
+    key: row?.incarnation ?? known?.key ?? stage.worker, worker: stage.worker, stage, row: row ?? known?.row ?? null,
     state: isLost ? "lost" : row.verdict || "loading",
     evidence: isLost ? evidenceOf(view, { worker: stage.worker, row }) : row.evidence,
-    lostAt: isLost ? (known?.lostAt ?? now) : null,
-    isGone: false,
+    lostAt: isLost ? (known?.lostAt ?? now) : null, isGone: false,
   };
 }
 
@@ -107,8 +99,7 @@ export function place(num, width) {
   const rows = Math.max(1, Math.ceil(num / fit));
   const columns = Math.max(1, Math.ceil(num / rows));
   const cells = Array.from({ length: num }, (_, index) => ({
-    column: (index % columns) + 2,
-    row: Math.floor(index / columns) + 1,
+    column: (index % columns) + 2, row: Math.floor(index / columns) + 1,
   }));
   const last = cells.at(-1) ?? { column: 1, row: 1 };
   return { columns, isNarrow, cells, begin: { column: 1, row: 1 }, end: { column: last.column + 1, row: last.row } };

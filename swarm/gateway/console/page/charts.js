@@ -4,12 +4,11 @@ import { fill, h, set, text } from "./dom.js";
 import { clock, count, duration, rate, seconds, trimmed } from "./format.js";
 import { axis, highestOf, nearest, segments, summary } from "./scales.js";
 import { SECONDS } from "./series.js";
-import { heading } from "./widgets.js";
+import { heading, unitOf } from "./widgets.js";
 
 const CHARTS = [
   ["tokens_per_s", "Tokens", (value) => `${rate(value)}/s`, rate],
-  ["first_token_s", "To the first token", seconds, seconds],
-  ["between_tokens_s", "Between tokens", seconds, seconds],
+  ["first_token_s", "To the first token", seconds, seconds], ["between_tokens_s", "Between tokens", seconds, seconds],
   ["queued", "Waiting in the queue", count, rate],
 ];
 const LEFT = 46;
@@ -29,15 +28,7 @@ export function mount(root, store) {
     pointed = at;
     draw();
   };
-  fill(
-    root,
-    heading("Charts", when),
-    h(
-      "div",
-      { class: "charts" },
-      charts.map((chart) => chart.root),
-    ),
-  );
+  fill(root, heading("Charts", when), h("div", { class: "charts" }, charts.map((chart) => chart.root)));
   store.subscribe(["series"], draw);
   new ResizeObserver(draw).observe(root);
   addEventListener("theme", draw);
@@ -61,11 +52,10 @@ class Chart {
     this.#series = series;
     this.#point = point;
     this.#plot = h(
-      "div",
-      { class: "plot", tabindex: 0, role: "slider", "aria-label": `${title}, the last minutes` },
-      this.#canvas,
+      "div", { class: "plot", tabindex: 0, role: "slider", "aria-label": `${title}, the last minutes` }, this.#canvas,
     );
-    this.root = h("figure", { class: "chart" }, h("figcaption", {}, h("span", {}, title), this.#value), this.#plot);
+    const label = h("span", { title: unitOf(title) }, title);
+    this.root = h("figure", { class: "chart" }, h("figcaption", {}, label, this.#value), this.#plot);
     this.#plot.addEventListener("pointermove", (event) => this.#point(this.#timeAt(event)));
     this.#plot.addEventListener("pointerleave", () => this.#point(null));
     this.#plot.addEventListener("blur", () => this.#point(null));
@@ -79,9 +69,7 @@ class Chart {
     const read = index < 0 || values[index] === null ? "–" : this.#words(values[index]);
     text(this.#value, read);
     set(this.#plot, {
-      "aria-valuemin": 0,
-      "aria-valuemax": Math.max(0, at.length - 1),
-      "aria-valuenow": Math.max(0, index),
+      "aria-valuemin": 0, "aria-valuemax": Math.max(0, at.length - 1), "aria-valuenow": Math.max(0, index),
       "aria-valuetext": pointed === null ? this.#inWords(values, read) : `${clock(at[index])}: ${read}`,
     });
     this.#paint(at, values, pointed === null ? -1 : index);
@@ -103,12 +91,7 @@ class Chart {
     const { at } = this.#series;
     const now = Number(this.#plot.getAttribute("aria-valuenow"));
     const moves = {
-      ArrowLeft: now - 1,
-      ArrowRight: now + 1,
-      PageDown: now - 30,
-      PageUp: now + 30,
-      Home: 0,
-      End: at.length - 1,
+      ArrowLeft: now - 1, ArrowRight: now + 1, PageDown: now - 30, PageUp: now + 30, Home: 0, End: at.length - 1,
     };
     if (event.key === "Escape") this.#point(null);
     if (!(event.key in moves) || at.length === 0) return;

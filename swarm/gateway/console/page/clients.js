@@ -16,18 +16,15 @@ export function mount(root, store, api) {
     const now = JSON.stringify([me?.base_url, me?.needs_key, model, talk.model?.context]);
     if (now === told) return;
     told = now;
-    if (!me || !model)
+    if (!me) return fill(root, heading("Connect a client"), h("div", { class: "not-yet" }));
+    if (!model)
       return fill(
-        root,
-        heading("Connect a client"),
-        empty("Not known yet", "The gateway has not reported a model yet."),
+        root, heading("Connect a client"),
+        empty("No model yet", "The settings appear as soon as the swarm serves one."),
       );
     const where = { baseUrl: me.base_url, model, needsKey: me.needs_key, context: talk.model?.context };
     return fill(
-      root,
-      heading("Connect a client"),
-      intro(where),
-      h("div", { class: "setups" }, setupsFor(where).map(setup)),
+      root, heading("Connect a client"), intro(where), h("div", { class: "setups" }, setupsFor(where).map(setup)),
     );
   };
   talk.subscribe(draw);
@@ -51,11 +48,7 @@ function intro({ baseUrl, model, needsKey }) {
         "Without keys this gateway serves programs on its own machine only; any key that they send is ignored.",
       );
   const facts = h(
-    "dl",
-    { class: "facts" },
-    h("dt", {}, "Base URL"),
-    h("dd", { class: "mono" }, baseUrl),
-    h("dt", {}, "Model"),
+    "dl", { class: "facts" }, h("dt", {}, "Base URL"), h("dd", { class: "mono" }, baseUrl), h("dt", {}, "Model"),
     h("dd", { class: "mono" }, model),
   );
   return h("div", { class: "clients-intro" }, facts, key);
@@ -64,22 +57,12 @@ function intro({ baseUrl, model, needsKey }) {
 function setup({ name, note, files }) {
   const blocks = files.map(({ title, text }) =>
     h(
-      "figure",
-      { class: "code" },
-      h(
-        "figcaption",
-        {},
-        h("span", {}, title),
-        copier("Copy", () => text, `Copy the settings for ${name}`),
-      ),
+      "figure", { class: "code" },
+      h("figcaption", {}, h("span", {}, title), copier("Copy", () => text, `Copy the settings for ${name}`)),
       h("pre", { tabindex: 0, "aria-label": `${name}: ${title}` }, text),
     ),
   );
   return h(
-    "article",
-    { class: "setup", "aria-label": name },
-    h("h3", {}, name),
-    h("p", { class: "hint" }, note),
-    blocks,
+    "article", { class: "setup", "aria-label": name }, h("h3", {}, name), h("p", { class: "hint" }, note), blocks,
   );
 }

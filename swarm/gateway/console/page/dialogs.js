@@ -14,11 +14,7 @@ export function ask({ title, words = "", yes, isGrave = true, more = [] }) {
   const no = button("No", () => dialog.close("no"));
   const go = button(yes, () => dialog.close("yes"), { tone: isGrave ? "danger" : "primary" });
   fill(
-    dialog,
-    h("h2", { id }, title),
-    words ? h("p", {}, words) : null,
-    ...more,
-    h("div", { class: "actions" }, no, go),
+    dialog, h("h2", { id }, title), words ? h("p", {}, words) : null, ...more, h("div", { class: "actions" }, no, go),
   );
   dialog.addEventListener("click", (event) => {
     if (event.target === dialog && isOutside(dialog, event)) dialog.close("no");
@@ -49,9 +45,7 @@ export function opened(dialog, focused) {
 export function say(words, { isError = false, isLasting = isError } = {}) {
   const place = document.getElementById("news") ?? document.body.appendChild(h("div", { id: "news", class: "news" }));
   const note = h(
-    "div",
-    { class: isError ? "note error" : "note", role: isError ? "alert" : "status" },
-    h("p", {}, words),
+    "div", { class: isError ? "note error" : "note", role: isError ? "alert" : "status" }, h("p", {}, words),
   );
   note.append(button("Close", () => note.remove(), { tone: "quiet" }));
   place.append(note);
@@ -79,13 +73,11 @@ export async function orderAfter(api, question, verb, body = {}) {
   }
 }
 
-// "Drain w1 …"
 function underWay(verb, { worker = "", request = "" }) {
   const words = [verb.charAt(0).toUpperCase() + verb.slice(1), worker || request.slice(0, 8), "…"];
   return words.filter(Boolean).join(" ");
 }
 
-// Describe the result of a command, and how long it lasts if it is temporary.
 export const told = ({ text, body }) =>
   [`${text || "Done"}.`, body?.lasts ? `It lasts ${body.lasts}.` : ""]
     .join(" ")
@@ -99,12 +91,7 @@ let keyDialog = null;
 export function askForKey(api, words, onKey) {
   if (keyDialog) return;
   const input = h("input", {
-    type: "password",
-    name: "key",
-    autocomplete: "off",
-    spellcheck: "false",
-    required: true,
-    id: unique("key"),
+    type: "password", name: "key", autocomplete: "off", spellcheck: "false", required: true, id: unique("key"),
   });
   const problem = h("p", { class: "problem", role: "alert" }, words);
   const id = unique("key-title");
@@ -118,10 +105,7 @@ export function askForKey(api, words, onKey) {
     form,
     h("h2", { id }, "This gateway needs a key"),
     h(
-      "p",
-      {},
-      "A key that ",
-      h("code", {}, "swarmctl keys add"),
+      "p", {}, "A key that ", h("code", {}, "swarmctl keys add"),
       " has printed. It stays in this tab and is sent with each request, never in an address.",
     ),
     h("div", { class: "field wide" }, h("label", { for: input.id }, "Key"), input),

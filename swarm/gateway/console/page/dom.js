@@ -82,5 +82,4 @@ export function keyed(parent, items, keyOf, make, update) {
 
 let counted = 0;
 
-// Return a unique id, for labels and descriptions.
 export const unique = (name) => `${name}-${(counted += 1)}`;

@@ -17,15 +17,11 @@ export function mount(root, store) {
     const wanted = search.value.trim().toLowerCase();
     const all = numbered(store.events).filter(({ event }) => matches(event, wanted));
     const isEmpty = all.length === 0;
-    nothing.hidden = !isEmpty;
+    nothing.hidden = !isEmpty || !store.view;
     list.hidden = isEmpty;
     text(nothing.firstElementChild, store.events.length ? "No matching events" : "No events yet");
     keyed(
-      list,
-      all.slice(-SHOWN).reverse(),
-      ({ number }) => number,
-      make,
-      (element, { event }) => update(element, event),
+      list, all.slice(-SHOWN).reverse(), ({ number }) => number, make, (element, { event }) => update(element, event),
     );
   };
   search.addEventListener("input", draw);
@@ -47,10 +43,7 @@ const matches = (event, wanted) => !wanted || `${event.event} ${event.text}`.toL
 
 const make = () =>
   h(
-    "li",
-    {},
-    h("span", { class: "happened-mark", "aria-hidden": "true" }),
-    h("time"),
+    "li", {}, h("span", { class: "happened-mark", "aria-hidden": "true" }), h("time"),
     h("span", { class: "happened-text" }),
   );
 

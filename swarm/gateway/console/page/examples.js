@@ -6,8 +6,7 @@ const SCHEMA = {
   type: "object",
   properties: {
     animal: { enum: ["cat", "dog", "fox", "duck", "owl"] },
-    colour: { enum: ["black", "brown", "red", "white", "grey"] },
-    legs: { type: "integer", minimum: 0, maximum: 8 },
+    colour: { enum: ["black", "brown", "red", "white", "grey"] }, legs: { type: "integer", minimum: 0, maximum: 8 },
     is_friendly: { type: "boolean" },
   },
   required: ["animal", "colour", "legs", "is_friendly"],
@@ -25,18 +24,11 @@ export const EXAMPLES = [
   { name: "A short story", mode: "raw", prompt: "Once upon a time", hint: "Text for the model to continue" },
   { name: "A question", mode: "chat", prompt: "What colour is the cat?", hint: "A turn of a conversation" },
   {
-    name: "JSON",
-    mode: "chat",
-    prompt: "Invent an animal.",
-    values: { schema: JSON.stringify(SCHEMA, null, 2), temperature: "0" },
-    hint: "An answer that always fits a schema",
+    name: "JSON", mode: "chat", prompt: "Invent an animal.",
+    values: { schema: JSON.stringify(SCHEMA, null, 2), temperature: "0" }, hint: "An answer that always fits a schema",
   },
   {
-    name: "A long story",
-    mode: "raw",
-    prompt: "A book of stories.\n",
-    values: { regex: STORIES },
-    isLong: true,
+    name: "A long story", mode: "raw", prompt: "A book of stories.\n", values: { regex: STORIES }, isLong: true,
     hint: "Repeated until Stop: time to kill a worker, and to see the others take over",
   },
 ];

@@ -37,12 +37,7 @@ export function duration(value) {
   if (!known(value)) return UNKNOWN;
   const whole = Math.max(0, Math.round(value));
   if (whole < 60) return `${whole}${THIN}s`;
-  const units = [
-    ["d", 86_400],
-    ["h", 3600],
-    ["min", 60],
-    ["s", 1],
-  ];
+  const units = [["d", 86_400], ["h", 3600], ["min", 60], ["s", 1]];
   const first = units.findIndex(([, size]) => whole >= size);
   const [big, small] = [units[first], units[first + 1]];
   const rest = Math.floor((whole % big[1]) / small[1]);
@@ -99,7 +94,6 @@ export function layers(range) {
 
 export const layerWord = (range) => (range && range[1] - range[0] === 1 ? "layer" : "layers");
 
-// The time of day, of seconds since 1970 or of a time as text.
 export function clock(at) {
   const time = known(at) ? at * 1000 : typeof at === "string" ? Date.parse(at) : NaN;
   return known(time) ? new Date(time).toLocaleTimeString("en-GB") : "";

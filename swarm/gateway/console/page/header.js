@@ -5,28 +5,21 @@ import { clock, duration, rate } from "./format.js";
 import { askForKey } from "./dialogs.js";
 import { badge, button, setBadge } from "./widgets.js";
 
+const SPEED = "Generated tokens of all answers per second, over the last two seconds";
 const CONNECTIONS = {
-  connecting: "connecting",
-  live: "live",
-  reconnecting: "reconnecting",
-  paused: "paused",
-  locked: "needs a key",
+  connecting: "connecting", live: "live", reconnecting: "reconnecting", paused: "paused", locked: "needs a key",
 };
 
 export function mount(root, store, api) {
   const model = h("span", { class: "top-model" });
   const state = badge("", "");
-  const speed = h("span", { class: "top-speed" }, h("b", {}, "–"), " tokens/s");
+  const speed = h("span", { class: "top-speed", title: SPEED }, h("b", {}, "–"), " tokens/s");
   const connection = h("span", { role: "status", class: "connection" }, badge("connecting", "connecting"));
   // outside of the status element, so that screen readers do not announce every second
   const since = h("span", { class: "hint" });
   const key = button("Key", () => askForKey(api, "", () => location.reload()), { tone: "quiet", hidden: true });
-  fill(
-    root,
-    h("h1", {}, mark(), "Swarm"),
-    h("div", { class: "top-facts" }, model, state, speed),
-    h("div", { class: "top-right" }, connection, since, key, themeSwitch()),
-  );
+  fill(root.parentElement.querySelector("h1"), mark(), h("span", {}, "Swarm"));
+  fill(root, h("div", { class: "top-facts" }, model, state, speed), connection, since, key, themeSwitch());
   store.subscribe(["status", "rates", "me", "connection", "away_s"], () => {
     const { view, me } = store;
     text(model, view?.status?.model ?? me?.model ?? "");
@@ -59,22 +52,16 @@ function foot(root, me) {
   if (!me) return;
   const who = me.name ? `Key ${me.name}${me.admin ? " (admin)" : ""}` : "On this machine, without keys";
   fill(
-    root,
-    h("span", {}, `Swarm ${me.version}`),
-    h("span", {}, who),
-    h("span", {}, h("code", {}, me.base_url)),
+    root, h("span", {}, `Swarm ${me.version}`), h("span", {}, who), h("span", {}, h("code", {}, me.base_url)),
     h("span", {}, "Same on a terminal: ", h("code", {}, "swarmctl top")),
   );
 }
 
 const mark = () =>
   svg(
-    "svg",
-    { viewBox: "0 0 32 32", class: "mark", "aria-hidden": "true" },
-    svg("path", { d: "M10 9.5h12M10 16h12M10 22.5h12" }),
-    svg("circle", { cx: 10, cy: 9.5, r: 3.4 }),
-    svg("circle", { cx: 22, cy: 16, r: 3.4 }),
-    svg("circle", { cx: 10, cy: 22.5, r: 3.4 }),
+    "svg", { viewBox: "0 0 32 32", class: "mark", "aria-hidden": "true" },
+    svg("path", { d: "M10 9.5h12M10 16h12M10 22.5h12" }), svg("circle", { cx: 10, cy: 9.5, r: 3.4 }),
+    svg("circle", { cx: 22, cy: 16, r: 3.4 }), svg("circle", { cx: 10, cy: 22.5, r: 3.4 }),
   );
 
 const THEMES = ["system", "light", "dark"];
@@ -100,9 +87,7 @@ function themeSwitch() {
 
 const halfMoon = () =>
   svg(
-    "svg",
-    { viewBox: "0 0 16 16", class: "half-moon", "aria-hidden": "true" },
-    svg("circle", { cx: 8, cy: 8, r: 6.5 }),
+    "svg", { viewBox: "0 0 16 16", class: "half-moon", "aria-hidden": "true" }, svg("circle", { cx: 8, cy: 8, r: 6.5 }),
     svg("path", { d: "M8 1.5a6.5 6.5 0 0 1 0 13z" }),
   );
 

@@ -2,7 +2,7 @@
 
 import { fill, h, keyed, set, text } from "./dom.js";
 import { count } from "./format.js";
-import { button, empty, heading, meter, setMeter } from "./widgets.js";
+import { button, empty, heading, headOf, meter, scroller, setMeter } from "./widgets.js";
 
 const COLUMNS = ["Key", "Permissions", "Requests a minute", "Concurrent", "Tokens today", "Created"];
 
@@ -10,30 +10,18 @@ export function mount(root, store, api) {
   const again = button("Read again", () => read(), { tone: "small" });
   const state = h("div");
   const body = h("tbody");
-  const head = h(
-    "thead",
-    {},
-    h(
-      "tr",
-      {},
-      COLUMNS.map((words) => h("th", { scope: "col" }, words)),
-    ),
-  );
-  const table = h("table", {}, h("caption", { class: "unseen" }, "Keys and their quotas"), head, body);
-  const scroller = h(
-    "div",
-    { class: "scroller", tabindex: 0, role: "group", "aria-label": "Keys and their quotas, scrolls", hidden: true },
-    table,
-  );
-  fill(root, heading("Keys", again), state, scroller);
+  const table = h("table", {}, headOf("Keys and their quotas", COLUMNS), body);
+  const list = scroller("Keys and their quotas, scrolls", table);
+  list.hidden = true;
+  fill(root, heading("Keys", again), state, list);
 
   const show = (reason, keys = []) => {
     fill(state, reason);
-    scroller.hidden = keys.length === 0;
+    list.hidden = keys.length === 0;
     keyed(body, keys, (key) => key.name, makeRow, updateRow);
   };
   const read = async () => {
-    if (!store.me) return show(empty("Not known yet", "The page waits for the gateway."));
+    if (!store.me) return show(h("div", { class: "not-yet" }));
     if (!store.me.admin)
       return show(
         empty("Keys are for admins", "Use a key made with ", h("code", {}, "swarmctl keys add NAME --admin"), "."),
@@ -47,14 +35,12 @@ export function mount(root, store, api) {
     }
   };
   store.subscribe(["me"], read);
-  document.getElementById("tabs").addEventListener("tab", ({ detail }) => detail === "keys" && read());
+  document.getElementById("tabs").addEventListener("tab", ({ detail }) => detail === "connect" && read());
 }
 
 const none = () =>
   empty(
-    "There are no keys",
-    "Without keys only this machine is served. ",
-    h("code", {}, "swarmctl keys add NAME"),
+    "There are no keys", "Without keys only this machine is served. ", h("code", {}, "swarmctl keys add NAME"),
     " makes the first one; with --admin it may change workers here.",
   );
 

@@ -31,7 +31,6 @@ export class Live {
     return this.#loop();
   }
 
-  // Reconnect immediately, for instance with another key.
   again() {
     this.#failures = 0;
     this.#lastId = null;
@@ -52,11 +51,8 @@ export class Live {
     const lastId = this.#lastId;
     try {
       await this.#api.stream("/console/live", {
-        headers: lastId === null ? {} : { "Last-Event-ID": lastId },
-        signal: this.#running.signal,
-        onOpen: () => this.#alive(),
-        onPiece: () => this.#alive(),
-        onEvent: (event) => this.#take(event),
+        headers: lastId === null ? {} : { "Last-Event-ID": lastId }, signal: this.#running.signal,
+        onOpen: () => this.#alive(), onPiece: () => this.#alive(), onEvent: (event) => this.#take(event),
       });
       this.#failed();
     } catch (error) {

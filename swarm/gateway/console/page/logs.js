@@ -15,17 +15,14 @@ export function mount(root, store, api) {
   const why = () => {
     const { me } = store;
     if (me?.admin && me.has_logs) return null;
-    if (!me) return empty("Not known yet", "The page waits for the gateway.");
+    if (!me) return h("div", { class: "not-yet" });
     if (!me.admin)
       return empty(
-        "Logs are for admins",
-        "They name all tenants' requests. Use a key made with ",
-        h("code", {}, "swarmctl keys add NAME --admin"),
-        ".",
+        "Logs are for admins", "They name all tenants' requests. Use a key made with ",
+        h("code", {}, "swarmctl keys add NAME --admin"), ".",
       );
     return empty(
-      "This gateway has no logs",
-      h("code", {}, "swarm up"),
+      "This gateway has no logs", h("code", {}, "swarm up"),
       " provides them; other swarms keep logs where their processes run.",
     );
   };
@@ -47,10 +44,7 @@ class Logs {
   #search = h("input", { type: "search", placeholder: "Words or fields", maxlength: 200 });
   #lines = h("ol", { class: "lines" });
   #scroller = h("div", {
-    class: "scroller logs",
-    tabindex: 0,
-    role: "group",
-    "aria-label": "Lines of the log, newest last",
+    class: "scroller logs", tabindex: 0, role: "group", "aria-label": "Lines of the log, newest last",
   });
   #older = button("Older lines", () => this.#read(true), { tone: "small" });
   #state = h("p", { class: "hint", role: "status" });
@@ -64,10 +58,8 @@ class Logs {
     this.again = button("Read again", () => this.open(true), { tone: "small" });
     this.#scroller.append(this.#older, this.#lines);
     this.root = h(
-      "div",
-      { class: "log-reader" },
-      h("div", { class: "log-choice" }, field("Process", this.#process), field("Search", this.#search)),
-      this.#state,
+      "div", { class: "log-reader" },
+      h("div", { class: "log-choice" }, field("Process", this.#process), field("Search", this.#search)), this.#state,
       this.#scroller,
     );
     this.#process.addEventListener("change", () => this.#read());
@@ -83,10 +75,7 @@ class Logs {
     await this.#guarded(async () => {
       const { processes } = await this.#api.get("/console/logs");
       const words = ({ name, alive, bytes: size }) => `${name} · ${bytes(size)}${alive ? "" : " · ended"}`;
-      fill(
-        this.#process,
-        processes.map((each) => h("option", { value: each.name }, words(each))),
-      );
+      fill(this.#process, processes.map((each) => h("option", { value: each.name }, words(each))));
       if (processes.some(({ name }) => name === chosen)) this.#process.value = chosen;
     });
     if (this.#process.value) await this.#read();
@@ -134,21 +123,15 @@ class Logs {
   }
 }
 
-// A line that could be parsed is shown as event and fields, any other as it is.
 function lineOf(line) {
   const words = line.event || line.text;
   const fields = Object.entries(line.fields ?? {}).map(([key, value]) =>
     h(
-      "span",
-      { class: "line-field" },
-      `${key}=`,
-      h("b", {}, typeof value === "string" ? value : JSON.stringify(value)),
+      "span", { class: "line-field" }, `${key}=`, h("b", {}, typeof value === "string" ? value : JSON.stringify(value)),
     ),
   );
   return h(
-    "li",
-    { "data-level": line.level },
-    h("time", {}, timeOf(line.time)),
+    "li", { "data-level": line.level }, h("time", {}, timeOf(line.time)),
     h("span", { class: "line-level" }, line.level ?? ""),
     h("span", { class: "line-text" }, h("b", {}, words), fields.length ? " " : null, fields),
   );

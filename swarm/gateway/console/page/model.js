@@ -1,5 +1,5 @@
-// Loads the served model and whether it has a chat template: when the user is identified, and, while the swarm starts,
-// as soon as it serves. Draws nothing.
+// Loads the served models and whether each has a chat template: when the user is identified, and, while the swarm
+// starts, as soon as it serves. Draws nothing.
 
 const AGAIN_MS = 1000; // the broker may serve a moment before the gateway notices
 
@@ -15,24 +15,26 @@ export function learnModel(store, talk, api) {
     if (isAsking) return;
     isAsking = true;
     clearTimeout(timer);
-    const model = await served(api).finally(() => (isAsking = false));
-    if (model) talk.set({ model, notice: "", ...(model.chat ? {} : { mode: "raw" }) });
+    const models = await served(api).finally(() => (isAsking = false));
+    const model = models.find(({ id }) => id === talk.model?.id) ?? models[0];
+    if (model) talk.set({ model, models, notice: "", ...(model.chat ? {} : { mode: "raw" }) });
     else timer = isWanted() ? setTimeout(again, AGAIN_MS) : 0;
   };
   store.subscribe(["me"], learn);
   store.subscribe(["status", "connection"], () => timer === 0 && again());
 }
 
-// {id, chat, context}; null while the gateway has no model.
+// [{id, chat, context}], those of swarms first; empty while the gateway has none.
 async function served(api) {
   try {
     const { data } = await api.get("/v1/models");
-    const found = data.find((each) => each.owned_by === "swarm") ?? data[0];
-    if (!found) return null;
-    const { chat = true, context = null, context_now: now = context } = found.swarm ?? {};
-    return { id: found.id, chat, context: now };
+    const isOwn = ({ owned_by: owner }) => owner === "swarm";
+    return [...data.filter(isOwn), ...data.filter((each) => !isOwn(each))].map(({ id, swarm = {} }) => {
+      const { chat = true, context = null, context_now: now = context } = swarm;
+      return { id, chat, context: now };
+    });
   } catch (error) {
-    if (error.name !== "ApiError") throw error; // the text below the box reports that there is no model yet
-    return null;
+    if (error.name !== "ApiError") throw error; // the text beside Send reports that there is no model yet
+    return [];
   }
 }

@@ -17,7 +17,6 @@ export function foundIn(num, isSearch, hasOlder) {
   return isSearch ? "No matching lines." : "This log is empty.";
 }
 
-// Logs have timestamps as text or as seconds.
 export function timeOf(time) {
   if (typeof time === "number") return new Date(time * 1000).toISOString().slice(11, 23);
   const found = /T(\d\d:\d\d:\d\d(?:\.\d{1,3})?)/.exec(time ?? "");

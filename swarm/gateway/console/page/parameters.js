@@ -12,30 +12,24 @@ export function parameterFields(talk) {
   const rest = [priorityField(talk), endField(talk), systemField(talk), stopField(talk)];
   rest.push(schemaField(talk), regexField(talk));
   const all = [...Object.values(byName), ...rest];
-  const num = h("span", { class: "hint" });
   const details = h(
-    "details",
-    { class: "more" },
-    h("summary", {}, "More parameters ", num),
+    "details", { class: "more" }, h("summary", {}, "More parameters"),
     h("div", { class: "fields" }, ...more.map(({ element }) => element), ...rest.map(({ element }) => element)),
   );
   const element = h(
-    "div",
-    { class: "parameters" },
-    h("div", { class: "fields often" }, ...OFTEN.map((name) => byName[name].element)),
+    "div", { class: "parameters" }, h("div", { class: "fields often" }, ...OFTEN.map((name) => byName[name].element)),
     details,
   );
   const draw = () => {
     const problems = talk.problems;
     all.forEach((each) => each.draw(problems));
-    text(num, wordsOfSet(talk));
   };
   return { element, draw };
 }
 
-// Report the number of folded parameters that differ from their defaults, since they apply, too.
-function wordsOfSet({ values, mode }) {
-  const names = Object.keys({ ...DEFAULTS, ...values }).filter((name) => !OFTEN.includes(name));
+// Report the number of parameters that differ from their defaults, since they apply although they are folded away.
+export function wordsOfSet({ values, mode }) {
+  const names = Object.keys({ ...DEFAULTS, ...values });
   const isSet = (name) => (values[name] ?? "") !== (DEFAULTS[name] ?? "") && !(name === "system" && mode !== "chat");
   const num = names.filter(isSet).length;
   return num === 0 ? "" : `· ${num} set`;
@@ -67,10 +61,7 @@ function valueField(talk, name, label, control, options = {}) {
 function numberField(talk, { name, label, low, high, step, hint }) {
   const mode = step === 1 ? "numeric" : "decimal";
   const input = h("input", {
-    type: "text",
-    inputmode: mode,
-    autocomplete: "off",
-    title: `${hint} (${low} to ${high})`,
+    type: "text", inputmode: mode, autocomplete: "off", title: `${hint} (${low} to ${high})`,
     placeholder: name === "seed" ? "random" : "",
   });
   return valueField(talk, name, label, input);
@@ -78,20 +69,16 @@ function numberField(talk, { name, label, low, high, step, hint }) {
 
 function priorityField(talk) {
   const select = h(
-    "select",
-    { title: "Higher classes come first" },
-    ...PRIORITIES.map((name) => h("option", { value: name }, name)),
+    "select", { title: "Higher classes come first" }, ...PRIORITIES.map((name) => h("option", { value: name }, name)),
   );
   return valueField(talk, "priority", "Priority", select);
 }
 
-// The parameter that is on or off: a checkbox.
 function endField(talk) {
   const box = h("input", { type: "checkbox", class: "tick" });
   const problem = h("p", { class: "problem", role: "status" });
   const element = h(
-    "div",
-    { class: "field wide" },
+    "div", { class: "field wide" },
     h("label", { class: "check", title: "ignore_eos" }, box, "Continue to Max tokens, beyond the answer's own end"),
     problem,
   );
@@ -110,21 +97,17 @@ function endField(talk) {
 function stopField(talk) {
   const input = h("textarea", { rows: 2, class: "mono", spellcheck: "false", dir: "auto" });
   return valueField(talk, "stop", "Stop", input, {
-    hint: "Texts that end the answer, one per line; \\n stands for a new line.",
-    isWide: true,
+    hint: "Texts that end the answer, one per line; \\n stands for a new line.", isWide: true,
   });
 }
 
 function schemaField(talk) {
   const input = h("textarea", {
-    rows: 4,
-    class: "mono",
-    spellcheck: "false",
+    rows: 4, class: "mono", spellcheck: "false",
     placeholder: '{"type": "object", "properties": {"name": {"type": "string"}}}',
   });
   return valueField(talk, "schema", "JSON schema", input, {
-    hint: "The answer will be JSON that fits it.",
-    isWide: true,
+    hint: "The answer will be JSON that fits it.", isWide: true,
   });
 }
 
@@ -137,8 +120,7 @@ function regexField(talk) {
 function systemField(talk) {
   const input = h("textarea", { rows: 2, dir: "auto" });
   const { element, draw } = valueField(talk, "system", "System message", input, {
-    hint: "Precedes the conversation.",
-    isWide: true,
+    hint: "Precedes the conversation.", isWide: true,
   });
   return {
     element,

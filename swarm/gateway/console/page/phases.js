@@ -1,12 +1,8 @@
 // Prepares a recovery's phases for drawing. Pure.
 
 export const PHASES = [
-  ["verdict", "Detect the loss"],
-  ["plan", "Plan the takeover"],
-  ["load", "Load the layers"],
-  ["activate", "Switch over"],
-  ["replay", "Replay what was lost"],
-  ["resume", "Resume"],
+  ["verdict", "Detect the loss"], ["plan", "Plan the takeover"], ["load", "Load the layers"],
+  ["activate", "Switch over"], ["replay", "Replay what was lost"], ["resume", "Resume"],
 ];
 
 // Return [{name, words, state, took_s, predicted_s, from, to}]. `from` and `to` are the phase's position on one time
@@ -14,12 +10,7 @@ export const PHASES = [
 export function rowsOf(recovery) {
   const told = new Map((recovery.phases ?? []).map((phase) => [phase.name, phase]));
   const rows = PHASES.map(([name, words]) => ({
-    name,
-    words,
-    state: "waits",
-    took_s: null,
-    predicted_s: null,
-    ...told.get(name),
+    name, words, state: "waits", took_s: null, predicted_s: null, ...told.get(name),
   }));
   const lengths = rows.map((row) => Math.max(0, row.took_s ?? row.predicted_s ?? 0));
   const whole = lengths.reduce((sum, length) => sum + length, 0);
@@ -37,13 +28,24 @@ const healing = (recovery) => (recovery.phases ?? []).filter(({ name }) => name 
 export const tookOf = (recovery) =>
   recovery.total_s ?? healing(recovery).reduce((sum, phase) => sum + (phase.took_s ?? 0), 0);
 
-export function predictedOf(recovery) {
-  if (typeof recovery.predicted_total_s === "number") return recovery.predicted_total_s;
-  const known = healing(recovery)
-    .map((phase) => phase.predicted_s)
-    .filter((value) => typeof value === "number");
-  return known.length ? known.reduce((sum, value) => sum + value, 0) : null;
-}
-
 // Identify a recovery by its first timestamp, since its epoch and causes may change while it lasts.
 export const keyOf = ({ key, epoch, began_at: began, cause }) => key ?? `${epoch ?? ""} ${began ?? ""} ${cause ?? ""}`;
+
+export const LINGER_S = 12;
+
+// Selects the recovery to show: a running one, or the last one for a while after its end; none from before the page was
+// opened.
+export class Latest {
+  #known = null;
+  #until = 0;
+
+  of(view, now) {
+    if (!view.recoveries) return view.recovery ?? null; // no report of recoveries has arrived yet
+    const last = view.recoveries[0] ?? null;
+    const key = last === null ? "" : keyOf(last);
+    if (this.#known !== null && key !== this.#known)
+      this.#until = (last?.began_at ?? now) + (last?.total_s ?? 0) + LINGER_S;
+    this.#known = key;
+    return view.recovery ?? (now < this.#until ? last : null);
+  }
+}

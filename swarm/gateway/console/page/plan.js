@@ -5,7 +5,7 @@ import { fill, h, keyed, text } from "./dom.js";
 import { bytes, count, layers, plural, rate, seconds } from "./format.js";
 import { drawSentences, Supposing, whyNot } from "./plan_form.js";
 import { epochWords, handWords } from "./plan_words.js";
-import { heading } from "./widgets.js";
+import { heading, headOf, scroller } from "./widgets.js";
 
 const COLUMNS = ["Worker", "Layers", "Weights", "Predicted", "Measured", "Load", "KV capacity"];
 
@@ -19,21 +19,12 @@ export function mount(root, store, api) {
   const byHand = h("p", { class: "by-hand", role: "note" }, said, UNTIL);
   const lacking = h("div", { class: "lacking", role: "note" });
   const body = h("tbody");
-  const table = h("table", {}, h("caption", { class: "unseen" }, "Stages of the plan"), head(), body);
-  const stages = h(
-    "div",
-    { class: "scroller", tabindex: 0, role: "group", "aria-label": "Stages of the plan, scrolls" },
-    table,
-  );
+  const table = h("table", {}, headOf("Stages of the plan", COLUMNS, (at) => at > 1), body);
+  const stages = scroller("Stages of the plan, scrolls", table);
   const epoch = h("span", { class: "hint" });
   const supposing = new Supposing(store, api);
   const inForce = h(
-    "div",
-    { class: "plan-now" },
-    lacking,
-    byHand,
-    facts,
-    stages,
+    "div", { class: "plan-now" }, lacking, byHand, facts, stages,
     h("details", { open: true }, h("summary", {}, "Reasons"), why),
   );
   fill(root, heading("Plan", epoch), h("div", { class: "plan" }, inForce, supposing.root));
@@ -51,10 +42,7 @@ export function mount(root, store, api) {
     for (const part of [facts, stages, why.parentElement]) part.hidden = !hasStages;
     drawFacts(facts, plan);
     keyed(body, plan?.stages ?? [], (stage) => `${stage.worker} ${stage.layers}`, makeRow, updateRow);
-    drawSentences(
-      why,
-      (plan?.why ?? []).filter((words) => !words.includes(OF_THE_NOTE)),
-    );
+    drawSentences(why, (plan?.why ?? []).filter((words) => !words.includes(OF_THE_NOTE)));
   });
 }
 
@@ -78,43 +66,19 @@ function drawFacts(list, plan) {
     ],
   ];
   keyed(
-    list,
-    rows,
-    ([name]) => name,
-    ([name]) => h("div", {}, h("dt", {}, name), h("dd")),
+    list, rows, ([name]) => name, ([name]) => h("div", {}, h("dt", {}, name), h("dd")),
     (element, [, value]) => text(element.lastElementChild, value),
   );
 }
 
-const head = () =>
-  h(
-    "thead",
-    {},
-    h(
-      "tr",
-      {},
-      COLUMNS.map((words, index) => h("th", { scope: "col", class: index > 1 ? "num" : null }, words)),
-    ),
-  );
-
 const makeRow = () =>
-  h(
-    "tr",
-    {},
-    h("th", { scope: "row" }),
-    h("td"),
-    Array.from({ length: 5 }, () => h("td", { class: "num" })),
-  );
+  h("tr", {}, h("th", { scope: "row" }), h("td"), Array.from({ length: 5 }, () => h("td", { class: "num" })));
 
 function updateRow(element, stage) {
   const cells = [
-    stage.worker,
-    layers(stage.layers),
-    bytes(stage.weight_bytes),
-    seconds(stage.predicted_s),
+    stage.worker, layers(stage.layers), bytes(stage.weight_bytes), seconds(stage.predicted_s),
     stage.seen_steps ? `${seconds(stage.seen_s)} over ${plural(stage.seen_steps, "step")}` : "no steps yet",
-    seconds(stage.load_s),
-    `${count(stage.kv_capacity)} positions`,
+    seconds(stage.load_s), `${count(stage.kv_capacity)} positions`,
   ];
   cells.forEach((value, index) => text(element.children[index], value));
 }

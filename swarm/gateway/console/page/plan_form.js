@@ -5,7 +5,7 @@ import { ask, say, told } from "./dialogs.js";
 import { fill, h, keyed, set, text } from "./dom.js";
 import { layers } from "./format.js";
 import { compared, readCap, readPin, remedies, waitsSupposed } from "./plan_words.js";
-import { button, field, heading } from "./widgets.js";
+import { button, field, heading, headOf, scroller } from "./widgets.js";
 
 const ONLY_SUPPOSED =
   "Workers that are only assumed gone, or assumed here, can't be applied: drain or join them.";
@@ -19,11 +19,7 @@ export class Supposing {
   #store;
   #api;
   #body = h("tbody");
-  #objective = select([
-    ["", "As it is"],
-    ["throughput", "Throughput"],
-    ["latency", "Latency"],
-  ]);
+  #objective = select([["", "As it is"], ["throughput", "Throughput"], ["latency", "Latency"]]);
   #more = h("input", { type: "number", min: 0, max: 64, value: 0, inputmode: "numeric" });
   #like = select([]);
   #result = h("div", { class: "supposed", "aria-live": "polite" });
@@ -40,37 +36,17 @@ export class Supposing {
     this.#store = store;
     this.#api = api;
     const columns = ["Worker", "Holds", "Assume it is gone", "No layers", "Only layers", "At most"];
-    const head = h(
-      "thead",
-      {},
-      h(
-        "tr",
-        {},
-        columns.map((words) => h("th", { scope: "col" }, words)),
-      ),
-    );
-    const table = h("table", {}, h("caption", { class: "unseen" }, "What each worker should get"), head, this.#body);
+    const table = h("table", {}, headOf("What each worker should get", columns), this.#body);
     const form = h(
       "form",
       { class: "what-if" },
       h(
-        "div",
-        { class: "fields" },
-        field("Objective", this.#objective),
-        field("More workers", this.#more),
+        "div", { class: "fields" }, field("Objective", this.#objective), field("More workers", this.#more),
         field("Each like", this.#like),
       ),
+      scroller("What each worker should get, scrolls", table),
       h(
-        "div",
-        { class: "scroller", tabindex: 0, role: "group", "aria-label": "What each worker should get, scrolls" },
-        table,
-      ),
-      h(
-        "div",
-        { class: "actions" },
-        this.#tries,
-        this.#apply,
-        button("Clear", () => this.#clear(), { tone: "quiet" }),
+        "div", { class: "actions" }, this.#tries, this.#apply, button("Clear", () => this.#clear(), { tone: "quiet" }),
         this.#reason,
       ),
       this.#result,
@@ -84,7 +60,6 @@ export class Supposing {
     store.subscribe(["workers", "me", "plan", "connection"], () => this.#draw());
   }
 
-  // The earlier preview does not match the form any more.
   #changed() {
     this.#isTouched = true;
     this.#isImpossible = false;
@@ -129,11 +104,8 @@ export class Supposing {
       },
     );
     keyed(
-      this.#like,
-      [{ name: "" }, ...names],
-      (row) => row.name,
-      (row) => h("option", { value: row.name }, row.name || "First stage"),
-      () => {},
+      this.#like, [{ name: "" }, ...names], (row) => row.name,
+      (row) => h("option", { value: row.name }, row.name || "First stage"), () => {},
     );
     this.#drawHand();
     this.#drawApply();
@@ -149,7 +121,6 @@ export class Supposing {
     text(this.#reason, why);
   }
 
-  // Read the form. Throws a RangeError with a displayable message.
   #read() {
     const wanted = { without: [], one_more: null, objective: this.#objective.value, pins: {}, caps: {}, exclude: [] };
     const more = Math.round(Number(this.#more.value)) || 0;
@@ -227,21 +198,11 @@ export class Supposing {
     const rows = compared(now, plan).map(([what, before, after]) =>
       h("tr", {}, h("th", { scope: "row" }, what), h("td", {}, before), h("td", {}, after)),
     );
-    const head = h(
-      "thead",
-      {},
-      h(
-        "tr",
-        {},
-        ["", "Now", "Then"].map((words) => h("th", { scope: "col" }, words || h("span", { class: "unseen" }, "What"))),
-      ),
-    );
     const why = h("ul", { class: "why" });
     drawSentences(why, plan.why ?? []);
     return fill(
-      this.#result,
-      h("h3", {}, `This ${plan.state ?? "would be made"}`),
-      h("table", { class: "compared" }, head, h("tbody", {}, rows)),
+      this.#result, h("h3", {}, `This ${plan.state ?? "would be made"}`),
+      h("table", { class: "compared" }, headOf("The plan now and then", ["What", "Now", "Then"]), h("tbody", {}, rows)),
       why,
     );
   }
@@ -261,39 +222,24 @@ export class Supposing {
 const byName = (a, b) => a.name.localeCompare(b.name, "en", { numeric: true });
 
 const select = (options) =>
-  h(
-    "select",
-    {},
-    options.map(([value, words]) => h("option", { value }, words)),
-  );
+  h("select", {}, options.map(([value, words]) => h("option", { value }, words)));
 
 function makeRow(row) {
   const labelled = (words, attributes) =>
     h("td", {}, h("input", { "aria-label": `${words}: ${row.name}`, ...attributes }));
   return h(
-    "tr",
-    { "data-worker": row.name },
-    h("th", { scope: "row" }, row.name),
-    h("td"),
-    labelled("Assume it is gone", { type: "checkbox" }),
-    labelled("No layers", { type: "checkbox" }),
+    "tr", { "data-worker": row.name }, h("th", { scope: "row" }, row.name), h("td"),
+    labelled("Assume it is gone", { type: "checkbox" }), labelled("No layers", { type: "checkbox" }),
     labelled("Only layers", { type: "text", size: 6, maxlength: 15 }),
     labelled("At most", { type: "text", inputmode: "numeric", placeholder: "–", size: 4, maxlength: 5 }),
   );
 }
 
-// Show why there is no plan, and the available remedies.
 export function whyNot(waits) {
   const ways = remedies(waits).map(({ what, how }) => h("li", {}, h("b", {}, what), " ", how));
   return [h("p", {}, h("b", {}, "Waiting for "), waits, "."), ways.length ? h("ul", {}, ways) : null];
 }
 
 export function drawSentences(list, sentences) {
-  keyed(
-    list,
-    sentences,
-    (words) => words,
-    (words) => h("li", {}, words),
-    () => {},
-  );
+  keyed(list, sentences, (words) => words, (words) => h("li", {}, words), () => {});
 }

@@ -5,36 +5,27 @@ import { layers, layerWord, plural, rate, seconds } from "./format.js";
 // Remedies by the broker's reason for waiting. Each: [what, how].
 const REMEDIES = [
   [
-    /pins? or caps?|another pin|other pins/,
-    "Remove the pins and caps",
+    /pins? or caps?|another pin|other pins/, "Remove the pins and caps",
     "Clear “Only layers” and “At most” under What if, and press Apply; in the settings: plan.pins and plan.caps.",
   ],
   [
-    /must not be used/,
-    "Let more workers be used",
+    /must not be used/, "Let more workers be used",
     "Remove what excludes them: “No layers” under What if, a cordon, or plan.exclude in the settings.",
   ],
   [
-    /(supposed|assumed) gone/,
-    "Assume fewer gone",
+    /(supposed|assumed) gone/, "Assume fewer gone",
     "Untick “Assume it is gone” for one of them, or assume more workers.",
   ],
   [
-    /memory|don't pack/,
-    "Add memory",
+    /memory|don't pack/, "Add memory",
     "Join a worker, or give these more: worker.memory_limit, a smaller worker.kv_share or plan.kv_positions.",
   ],
   [/memory/, "Use a smaller dtype", "worker.dtype = bfloat16 halves the weights of a float32 model."],
   [
-    /open (ways|routes)|can't reach/,
-    "Open the ports",
+    /open (ways|routes)|can't reach/, "Open the ports",
     "Allow worker.data_ports on the machines named, or the broker's own ports on its machine.",
   ],
-  [
-    /more of \d+ workers|no worker|nobody/,
-    "Add workers",
-    "Join a worker, or start one elsewhere with swarm worker.",
-  ],
+  [/more of \d+ workers|no worker|nobody/, "Add workers", "Join a worker, or start one elsewhere with swarm worker."],
   [/quiet|load their layers|new plan/, "Wait a moment", "This passes by itself."],
 ];
 
@@ -65,7 +56,6 @@ export function readCap(name, words) {
   return Number(words);
 }
 
-// Describe the manual plan; empty if there is none.
 export function handWords(hand) {
   if (!hand) return "";
   const words = [
@@ -101,8 +91,7 @@ export function compared(now, then) {
   return [
     ["Tokens/s", rate(before.tokens_per_second), rate(forecast.tokens_per_second ?? then?.tokens_per_second)],
     ["One step", seconds(before.step_s), seconds(forecast.step_s ?? then?.step_s)],
-    ["Slowest stage", before.bottleneck ?? "–", forecast.bottleneck ?? "–"],
-    ["Stages", stagesIn(now), stagesIn(then)],
+    ["Slowest stage", before.bottleneck ?? "–", forecast.bottleneck ?? "–"], ["Stages", stagesIn(now), stagesIn(then)],
   ];
 }
 

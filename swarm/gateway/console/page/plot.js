@@ -7,44 +7,18 @@ import { columnsOf } from "./spans.js";
 const TALLEST = 132; // pixels
 const GAP = 1;
 
-// Pattern of each part; its colour is a custom property in prompt.css.
+// Pattern of each part; its colour is a custom property in parts.css.
 const PATTERNS = {
-  queue: "dots",
-  wire: "slant",
-  wait: "rows",
-  compute: "plain",
-  sample: "cross",
-  broker: "columns",
+  queue: "dots", wire: "slant", wait: "rows", compute: "plain", sample: "cross", broker: "columns",
   unaccounted: "empty",
 };
 
 const STROKES = {
-  dots: [
-    [2, 2, 2.01, 2],
-    [6, 6, 6.01, 6],
-  ],
-  slant: [
-    [0, 8, 8, 0],
-    [-2, 2, 2, -2],
-    [6, 10, 10, 6],
-  ],
-  rows: [
-    [0, 2, 8, 2],
-    [0, 6, 8, 6],
-  ],
-  plain: [],
-  cross: [
-    [0, 0, 8, 8],
-    [0, 8, 8, 0],
-  ],
-  columns: [
-    [2, 0, 2, 8],
-    [6, 0, 6, 8],
-  ],
-  empty: [],
+  dots: [[2, 2, 2.01, 2], [6, 6, 6.01, 6]], slant: [[0, 8, 8, 0], [-2, 2, 2, -2], [6, 10, 10, 6]],
+  rows: [[0, 2, 8, 2], [0, 6, 8, 6]], plain: [], cross: [[0, 0, 8, 8], [0, 8, 8, 0]],
+  columns: [[2, 0, 2, 8], [6, 0, 6, 8]], empty: [],
 };
 
-// Return a tile of the pattern that a canvas can fill with.
 function tileOf(context, part, style) {
   const tile = document.createElement("canvas");
   tile.width = tile.height = 8;
@@ -63,7 +37,7 @@ function tileOf(context, part, style) {
   return context.createPattern(tile, "repeat");
 }
 
-// Chart on one canvas: `draw(spans, {at, scale})` draws it, `tokenAt(x)` returns the token at a position.
+// Chart on one canvas: `draw(spans, {at})` draws it, `tokenAt(x)` returns the token at a position.
 export class Columns {
   constructor(canvas) {
     this.canvas = canvas;
@@ -72,8 +46,8 @@ export class Columns {
     this.step = 1;
   }
 
-  // `at`: the index of the selected token. `scale`: the time at the top, if it is not the spans' own.
-  draw(spans, { at = null, scale = null } = {}) {
+  // `at`: the index of the selected token.
+  draw(spans, { at = null } = {}) {
     const { canvas } = this;
     const width = canvas.clientWidth || 600;
     const found = columnsOf(spans.tokens, width);
@@ -85,7 +59,7 @@ export class Columns {
     const fills = new Map();
     const fillOf = (part) => fills.get(part) ?? fills.set(part, tileOf(pen, part, style)).get(part);
     this.columns.forEach(({ token }, number) =>
-      this.#column(pen, spans, token, number, scale ?? found.scale, fillOf, style),
+      this.#column(pen, spans, token, number, found.scale, fillOf, style),
     );
     this.#cursor(pen, at, style);
   }
@@ -117,13 +91,11 @@ export class Columns {
     if (token.total_s > scale * 1.02) this.#torn(pen, left, wide, style);
   }
 
-  // Separate stages, so that each one's share is visible.
   #border(pen, left, bottom, wide, style) {
     pen.fillStyle = style.getPropertyValue("--surface");
     pen.fillRect(left, bottom, wide, 1);
   }
 
-  // Mark a column that is taller than the chart with two dashes.
   #torn(pen, left, wide, style) {
     pen.fillStyle = style.getPropertyValue("--part-edge");
     pen.fillRect(left, 0, wide, 1.5);
@@ -144,7 +116,6 @@ export class Columns {
   }
 }
 
-// Sample of a part's colour and pattern for legends, drawn by CSS.
 export const swatch = (part) =>
   h("span", { class: "swatch", "data-part": part, "data-pattern": PATTERNS[part], "aria-hidden": "true" });
 
@@ -152,9 +123,7 @@ export const swatch = (part) =>
 export function bar(spans, total_s) {
   const pieces = spans.map((span) =>
     h("span", {
-      class: "bar-piece",
-      "data-part": span.part.name,
-      "data-pattern": PATTERNS[span.part.name],
+      class: "bar-piece", "data-part": span.part.name, "data-pattern": PATTERNS[span.part.name],
       vars: { "--share": (span.seconds / total_s).toFixed(4) },
     }),
   );

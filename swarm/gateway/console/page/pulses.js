@@ -38,9 +38,7 @@ const across = ({ from, to }) => [
 ];
 
 const glow = ({ from, to }) => [
-  { offset: 0, opacity: 0, transform: "scaleX(0)" },
-  { offset: from, opacity: 1, transform: "scaleX(0)" },
+  { offset: 0, opacity: 0, transform: "scaleX(0)" }, { offset: from, opacity: 1, transform: "scaleX(0)" },
   { offset: to - (to - from) * 0.25, opacity: 1, transform: "scaleX(1)" },
-  { offset: to, opacity: 0, transform: "scaleX(1)" },
-  { offset: 1, opacity: 0, transform: "scaleX(1)" },
+  { offset: to, opacity: 0, transform: "scaleX(1)" }, { offset: 1, opacity: 0, transform: "scaleX(1)" },
 ];

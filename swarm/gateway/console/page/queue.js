@@ -55,19 +55,15 @@ export function progressOf(row) {
   if (row.state === "ended") return { label: "answer", words: plural(tokens, "token"), part: null };
   const whole = most * n;
   return {
-    label: "answer",
-    words: `${count(tokens)} of ${count(whole)} tokens`,
-    part: whole > 0 ? tokens / whole : null,
+    label: "answer", words: `${count(tokens)} of ${count(whole)} tokens`, part: whole > 0 ? tokens / whole : null,
   };
 }
 
-// Time since a request began, or since it ended.
 export function ageOf(row, now) {
   if (row.state === "ended") return row.ended_at === undefined ? "" : `${duration(now - row.ended_at)} ago`;
   return row.began_at === undefined ? "" : duration(now - row.began_at);
 }
 
-// "2 running, 14 queued"
 export function summaryOf(view) {
   const rows = Object.values(view?.requests ?? {});
   const running = rows.filter(({ state }) => state === "running").length;

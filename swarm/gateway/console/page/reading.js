@@ -8,11 +8,9 @@ const LIVED_S = 5; // seconds; a stream that was open longer counts as a success
 const FIRST_WAIT_S = 0.25;
 const LONGEST_WAIT_S = 3;
 
-const FULL = "context_length_exceeded";
 const PASSING = new Set([401, 408, 429]); // temporary: a key is required, or the gateway is busy
 
-// asking → streaming ⇄ broken → ended, stopped, failed or elsewhere. The last four are final, but "elsewhere" can be
-// taken back.
+// asking → streaming ⇄ broken → ended, stopped, failed or elsewhere.
 export const ENDS = new Set(["ended", "stopped", "failed", "elsewhere"]);
 
 export class Answer {
@@ -33,7 +31,6 @@ export class Answer {
     this.numFailures = 0; // consecutive
     this.brokenSince = null;
     this.isCut = false; // the text is longer than this page keeps
-    this.isTooLong = false; // failed because prompt and answer do not fit into the model's context
     this.numPieces = 0;
     this.numCharacters = 0;
   }
@@ -79,9 +76,12 @@ export class Answer {
     for (const entry of chunk.choices ?? []) {
       const choice = this.choices[entry.index];
       if (choice === undefined) continue;
-      const text = (this.isChat ? (entry.delta?.content ?? entry.delta?.reasoning) : entry.text) ?? "";
+      const thought = entry.delta?.reasoning ?? "";
+      const text = thought + ((this.isChat ? entry.delta?.content : entry.text) ?? "");
       const chances = chancesOf(entry.logprobs);
+      const isThinking = thought !== "" && choice.numThought === choice.text.length;
       if (text !== "" || chances.length > 0) this.#addText(choice, text, chances, now);
+      if (isThinking) choice.numThought = choice.text.length - (text.length - thought.length);
       if (entry.finish_reason) choice.reason = entry.finish_reason;
     }
     if (chunk.usage) this.usage = chunk.usage;
@@ -106,12 +106,7 @@ export class Answer {
     if (code === "ReadElsewhere") this.#end("elsewhere", "Another tab reads this answer now.", now);
     else if (code === "RequestCancelled") this.#end("stopped", "", now);
     else if (code === "Unavailable") this.#away(message);
-    else this.#fail({ message, code }, now);
-  }
-
-  #fail({ message, code = "" }, now) {
-    this.isTooLong = code === FULL;
-    this.#end("failed", message, now);
+    else this.#end("failed", message, now);
   }
 
   #away(message) {
@@ -136,7 +131,7 @@ export class Answer {
     if (this.requestId && this.state !== "broken") this.#broken(now); // a refused request had not begun
     const why = this.#hopeless(problem, now);
     if (why !== null) {
-      this.#fail({ message: why, code: problem?.code }, now);
+      this.#end("failed", why, now);
       return null;
     }
     this.words = problem?.message ?? this.words;
@@ -192,7 +187,10 @@ export class Answer {
   }
 }
 
-const newChoice = () => ({ text: "", ends: [], chances: [], reason: null });
+// `text`: what the model wrote, of which the first `numThought` characters are its reasoning.
+const newChoice = () => ({ text: "", numThought: 0, ends: [], chances: [], reason: null });
+
+export const answeredIn = ({ text, numThought = 0 }) => text.slice(numThought);
 
 // `ends`: the end of each token's text. `chances`: its {logprob, others} if requested.
 function addPiece(choice, end, chance) {
@@ -206,16 +204,12 @@ function chancesOf(logprobs) {
   if (!logprobs) return [];
   if (logprobs.content) {
     return logprobs.content.map(({ token, logprob, top_logprobs }) => ({
-      token,
-      logprob,
-      others: (top_logprobs ?? []).map((each) => [each.token, each.logprob]),
+      token, logprob, others: (top_logprobs ?? []).map((each) => [each.token, each.logprob]),
     }));
   }
   const { tokens = [], token_logprobs = [], top_logprobs = [] } = logprobs;
   return tokens.map((token, at) => ({
-    token,
-    logprob: token_logprobs[at],
-    others: Object.entries(top_logprobs[at] ?? {}),
+    token, logprob: token_logprobs[at], others: Object.entries(top_logprobs[at] ?? {}),
   }));
 }
 

@@ -3,7 +3,7 @@
 import { fill, h, keyed, set, text } from "./dom.js";
 import { LONG } from "./examples.js";
 import { clock, plural, seconds, UNKNOWN } from "./format.js";
-import { keyOf, predictedOf, rowsOf, tookOf } from "./phases.js";
+import { keyOf, rowsOf, tookOf } from "./phases.js";
 import { talkOf } from "./talk.js";
 import { badge, button, empty, heading, setBadge } from "./widgets.js";
 
@@ -19,18 +19,11 @@ export function mount(root, store, api) {
   const sentence = h("p", { class: "sentence", role: "status" });
   const cause = h("p", { class: "quiet-words" });
   const total = h("p", { class: "figure" }, h("b"), h("span"));
-  const forecast = h("p", { class: "figure" }, h("b"), h("span"));
   const phases = h("ol", { class: "phases" });
   const earlier = h("ol", { class: "earlier" });
   const more = h("details", {}, h("summary", {}, "Earlier recoveries"), earlier);
   const told = h(
-    "div",
-    { class: "recovery" },
-    sentence,
-    cause,
-    phases,
-    h("div", { class: "figures" }, total, forecast),
-    more,
+    "div", { class: "recovery" }, sentence, cause, phases, total, more,
   );
   const nothing = invitation(store, talkOf(store, api));
   fill(root, heading("Recovery", state), nothing.element, told);
@@ -47,7 +40,6 @@ export function mount(root, store, api) {
     text(cause, causeOf(shown, running));
     drawPhases(phases, shown, running !== null);
     figure(total, seconds(tookOf(shown) || null), running ? "taken so far" : "taken since the verdict");
-    figure(forecast, seconds(predictedOf(shown)), "predicted");
     drawEarlier(more, earlier, running ? (view.recoveries ?? []) : view.recoveries.slice(1));
   });
 }
@@ -57,7 +49,8 @@ function invitation(store, talk) {
   const write = button("Write a long story", () => {
     talk.take(LONG);
     talk.generate();
-    document.querySelector("#stages button.danger")?.focus(); // focus the next step, which also scrolls it into view
+    const next = [...document.querySelectorAll(".stage button.danger")].find((one) => one.checkVisibility());
+    next?.focus(); // the next step; this also scrolls it into view
   });
   const element = empty("No recoveries yet");
   const words = element.lastElementChild;
@@ -102,8 +95,7 @@ function drawPhases(list, recovery, isLive) {
       set(element, {
         "data-state": row.state,
         vars: {
-          "--from": row.from.toFixed(4),
-          "--to": row.to.toFixed(4),
+          "--from": row.from.toFixed(4), "--to": row.to.toFixed(4),
           "--delay": element.isLive ? "0s" : `${(row.from * TOLD_S).toFixed(2)}s`,
         },
       });

@@ -5,59 +5,36 @@ import { orderAfter } from "./dialogs.js";
 import { fill, h, set, text } from "./dom.js";
 import { ageOf, progressOf, rowsOf, shortId, stateOf, summaryOf, whoOf } from "./queue.js";
 import { VirtualRows } from "./virtual.js";
-import { button, empty, heading, meter, setMeter } from "./widgets.js";
+import { button, empty, heading, headOf, meter, scroller, setMeter } from "./widgets.js";
 
 const COLUMNS = ["Request", "Who", "Class", "State", "Progress", "Age", ""];
 
 export function mount(root, store, api) {
   const summary = h("span");
   const filter = h("input", {
-    type: "search",
-    placeholder: "Find",
-    "aria-label": "Find requests",
-    oninput: () => draw(),
+    type: "search", placeholder: "Find", "aria-label": "Find requests", oninput: () => draw(),
   });
   const nothing = empty(
-    "No requests",
-    "All requests to this swarm are listed here while in progress, and for a while after.",
+    "No requests", "All requests to this swarm are listed here while in progress, and for a while after.",
   );
   const body = h("tbody");
-  const head = h(
-    "thead",
-    {},
-    h(
-      "tr",
-      {},
-      COLUMNS.map((words) =>
-        h(
-          "th",
-          { scope: "col", class: words === "Age" ? "num" : "" },
-          words || h("span", { class: "unseen" }, "Actions"),
-        ),
-      ),
-    ),
-  );
-  const scroller = h(
-    "div",
-    { class: "scroller requests-scroller", tabindex: 0, role: "group", "aria-label": "List of requests" },
-    h("table", { class: "requests as-cards" }, head, body),
-  );
-  const rows = new VirtualRows(scroller, body, {
-    columns: COLUMNS.length,
-    keyOf: (row) => row.request_id,
-    make: (row) => makeRow(row, store, api),
+  const head = headOf("Requests", COLUMNS, (at) => COLUMNS[at] === "Age");
+  const table = h("table", { class: "requests as-cards" }, head, body);
+  const list = scroller("List of requests", table, "requests-scroller");
+  const rows = new VirtualRows(list, body, {
+    columns: COLUMNS.length, keyOf: (row) => row.request_id, make: (row) => makeRow(row, store, api),
     update: (element, row) => updateRow(element, row, store),
   });
-  fill(root, heading("Requests", summary, filter), nothing, scroller);
+  fill(root, heading("Requests", summary, filter), nothing, list);
 
   const draw = () => {
     if (!root.offsetParent) return; // in a closed tab
     const found = rowsOf(store.view, filter.value);
     text(summary, summaryOf(store.view));
     const isEmpty = found.length === 0;
-    nothing.hidden = !isEmpty;
+    nothing.hidden = !isEmpty || !store.view;
     text(nothing.firstElementChild, filter.value ? "No matching requests" : "No requests");
-    scroller.hidden = isEmpty;
+    list.hidden = isEmpty;
     rows.show(found);
   };
   store.subscribe(["requests", "ended", "requests_more", "connection"], draw);
@@ -69,21 +46,15 @@ export function mount(root, store, api) {
 function makeRow(first, store, api) {
   const id = first.request_id;
   const cancel = button("Cancel", () => cancelAfter(id, store, api), {
-    tone: "small",
-    "aria-label": `Cancel ${shortId(first)}`,
+    tone: "small", "aria-label": `Cancel ${shortId(first)}`,
   });
   const trace = button("Trace", () => dispatchEvent(new CustomEvent("trace", { detail: id })), {
-    tone: "quiet small",
-    "aria-label": `Trace of ${shortId(first)}`,
+    tone: "quiet small", "aria-label": `Trace of ${shortId(first)}`,
   });
   const cells = {
-    id: h("th", { scope: "row", class: "mono", title: id }, shortId(first)),
-    who: h("td", { class: "long" }),
-    class: h("td"),
-    state: h("td"),
-    progress: h("td", { class: "progress-cell" }, meter("")),
-    age: h("td", { class: "num" }),
-    actions: h("td", {}, h("div", { class: "actions" }, trace, cancel)),
+    id: h("th", { scope: "row", class: "mono", title: id }, shortId(first)), who: h("td", { class: "long" }),
+    class: h("td"), state: h("td"), progress: h("td", { class: "progress-cell" }, meter("")),
+    age: h("td", { class: "num" }), actions: h("td", {}, h("div", { class: "actions" }, trace, cancel)),
   };
   const row = h("tr", { "data-request": id }, Object.values(cells));
   row.parts = { ...cells, cancel };

@@ -5,7 +5,7 @@ import { count } from "./format.js";
 const CHARACTERS = 4; // characters per token, until an answer has shown this model's average
 const MOST_CHARACTERS = 8;
 const MEASURED = 100; // characters from which on a conversation gives a reliable average
-const FRAME = 6; // tokens around a turn: its role and its end
+export const FRAME = 6; // tokens around a turn: its role and its end
 const SHORT = 0.1; // share of the context below which the rest is worth a warning
 
 // Return what an answer's usage report reveals about the conversation up to its end: {numTurns, tokens, each:
@@ -18,20 +18,23 @@ export function countedOf({ usage, choices }, chosen, turns) {
   return { numTurns: turns.length, tokens, each: Math.min(MOST_CHARACTERS, Math.max(1, each)) };
 }
 
-// Return {used, left, context, level: "roomy" | "short" | "full", isCertain, isAlone}; null while the context is
-// unknown. `turns`: including the last answer. `counted`: the last report of this conversation, or null. `wanted`:
-// maximum length of the answer, 0 if unspecified.
-export function roomOf({ context, mode, draft, system, turns, counted, wanted }) {
+// Return {used, past, left, context, level: "roomy" | "short" | "full", isExact, isCertain, isAlone}; null while the
+// context is unknown. `turns`: including the last answer. `counted`: the last report of this conversation, or null.
+// `exact`: the length of all of it as the gateway counts it, or null. `wanted`: maximum length of the answer, or 0.
+export function roomOf({ context, mode, draft, system, turns, counted, wanted, exact = null }) {
   if (!context) return null;
   const each = counted?.each ?? CHARACTERS;
   const tokens = (words) => (words ? Math.ceil(words.length / each) + (mode === "chat" ? FRAME : 0) : 0);
   const own = tokens(draft.trim());
-  const used = (mode === "chat" ? said({ system, turns, counted }, tokens) : 0) + own;
+  const past = mode === "chat" ? said({ system, turns, counted }, tokens) : 0;
+  const used = exact ?? past + own;
   const left = Math.max(0, context - used);
   const isShort = left < Math.max(Math.min(wanted, context / 2), SHORT * context);
-  const isCertain = draft.trim() === "" && counted !== null;
+  const isExact = exact !== null;
+  const isCertain = isExact || (draft.trim() === "" && counted !== null);
   const isAlone = mode !== "chat" || turns.length === 0 || own >= context; // then a new conversation would not help
-  return { used, left, context, isCertain, isAlone, level: left === 0 ? "full" : isShort ? "short" : "roomy" };
+  const level = left === 0 ? "full" : isShort ? "short" : "roomy";
+  return { used, past, left, context, isExact, isCertain, isAlone, level };
 }
 
 function said({ system, turns, counted }, tokens) {
@@ -40,24 +43,23 @@ function said({ system, turns, counted }, tokens) {
   return rest.reduce((sum, { content }) => sum + tokens(content), isCounted ? counted.tokens : 0);
 }
 
-export function roomWords({ left, context, level, isCertain, isAlone }) {
+export function roomWords({ used, left, context, level, isExact, isCertain, isAlone }) {
   const all = `${count(context)} tokens`;
   const more = isAlone ? "shorten the prompt" : "begin a new conversation";
   if (level === "full") {
+    if (isExact) return `${count(used)} tokens are too long for the model's ${all}: ${more}.`;
     const what = isCertain ? `The model's context of ${all} is full` : `This may be too long for the model's ${all}`;
     return `${what}: ${more}.`;
   }
-  const words = `About ${count(rough(left))} of ${all} left`;
+  const words = isExact ? `${count(left)} of ${all} left` : `About ${count(rough(left))} of ${all} left`;
   return level === "short" ? `${words}: the answer may be cut.` : words;
 }
 
-// Two significant digits, since it is an estimate.
 function rough(number) {
   const size = 10 ** Math.max(0, Math.floor(Math.log10(Math.max(1, number))) - 1);
   return Math.floor(number / size) * size;
 }
 
-// Whether an answer ended because the context was full.
 export const isCutByContext = ({ usage, choices }, context) =>
   Boolean(context && usage) &&
   choices.length === 1 &&

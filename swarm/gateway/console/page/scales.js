@@ -30,7 +30,6 @@ export function segments(at, values, longestGap = 3) {
   return runs;
 }
 
-// Return the index of the nearest time; -1 if there is none.
 export function nearest(at, time) {
   let low = 0;
   let high = at.length - 1;
@@ -43,7 +42,6 @@ export function nearest(at, time) {
   return low > 0 && time - at[low - 1] <= at[low] - time ? low - 1 : low;
 }
 
-// Return lowest, highest and last known value; null if there is none.
 export function summary(values) {
   const known = values.filter((value) => value !== null);
   if (known.length === 0) return null;

@@ -22,7 +22,6 @@ export class Series {
     this.#trim();
   }
 
-  // Drop values older than the window even if there are few, as after a time without updates.
   #trim() {
     const begin = (this.at.at(-1) ?? 0) - SECONDS;
     const first = this.at.findIndex((at) => at >= begin);
@@ -33,7 +32,6 @@ export class Series {
   }
 }
 
-// Make the values as long as the times; missing ones at the beginning are unknown.
 function fitted(values, length) {
   const tail = values.slice(-length || values.length).slice(0, length);
   return [...Array(length - tail.length).fill(null), ...tail];

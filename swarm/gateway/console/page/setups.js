@@ -16,50 +16,27 @@ export function setupsFor({ baseUrl, model, needsKey, context }) {
 function python({ baseUrl, model, needsKey }) {
   const key = needsKey ? `os.environ["${KEY_VARIABLE}"]` : '"none"';
   const text = [
-    ...(needsKey ? ["import os", ""] : []),
-    "from openai import OpenAI",
-    "",
-    "client = OpenAI(",
-    `    base_url=${pythonLiteral(baseUrl)},`,
-    `    api_key=${key},`,
-    ")",
-    "answer = client.chat.completions.create(",
-    `    model=${pythonLiteral(model)},`,
-    `    messages=[{"role": "user", "content": "${GREETING}"}],`,
-    "    stream=True,",
-    ")",
-    "for chunk in answer:",
-    '    text = chunk.choices[0].delta.content or ""',
+    ...(needsKey ? ["import os", ""] : []), "from openai import OpenAI", "", "client = OpenAI(",
+    `    base_url=${pythonLiteral(baseUrl)},`, `    api_key=${key},`, ")", "answer = client.chat.completions.create(",
+    `    model=${pythonLiteral(model)},`, `    messages=[{"role": "user", "content": "${GREETING}"}],`,
+    "    stream=True,", ")", "for chunk in answer:", '    text = chunk.choices[0].delta.content or ""',
     '    print(text, end="", flush=True)',
   ];
   return {
-    name: "Python",
-    note: "OpenAI's client: pip install openai.",
-    files: [{ title: "Program", text: lines(text) }],
+    name: "Python", note: "OpenAI's client: pip install openai.", files: [{ title: "Program", text: lines(text) }],
   };
 }
 
 function javascript({ baseUrl, model, needsKey }) {
   const key = needsKey ? `process.env.${KEY_VARIABLE}` : '"none"';
   const text = [
-    'import OpenAI from "openai";',
-    "",
-    "const client = new OpenAI({",
-    `  baseURL: ${JSON.stringify(baseUrl)},`,
-    `  apiKey: ${key},`,
-    "});",
-    "const answer = await client.chat.completions.create({",
-    `  model: ${JSON.stringify(model)},`,
-    `  messages: [{ role: "user", content: "${GREETING}" }],`,
-    "  stream: true,",
-    "});",
-    "for await (const chunk of answer) {",
-    '  process.stdout.write(chunk.choices[0].delta.content ?? "");',
-    "}",
+    'import OpenAI from "openai";', "", "const client = new OpenAI({", `  baseURL: ${JSON.stringify(baseUrl)},`,
+    `  apiKey: ${key},`, "});", "const answer = await client.chat.completions.create({",
+    `  model: ${JSON.stringify(model)},`, `  messages: [{ role: "user", content: "${GREETING}" }],`, "  stream: true,",
+    "});", "for await (const chunk of answer) {", '  process.stdout.write(chunk.choices[0].delta.content ?? "");', "}",
   ];
   return {
-    name: "JavaScript",
-    note: "OpenAI's client: npm install openai. Save it as a file that ends in .mjs.",
+    name: "JavaScript", note: "OpenAI's client: npm install openai. Save it as a file that ends in .mjs.",
     files: [{ title: "Program", text: lines(text) }],
   };
 }
@@ -68,8 +45,7 @@ function curl({ baseUrl, model, needsKey }) {
   const body = { model, messages: [{ role: "user", content: GREETING }], stream: true };
   const text = [
     `curl -N ${shellQuoted(`${baseUrl}/chat/completions`)}`,
-    ...(needsKey ? [`-H "Authorization: Bearer $${KEY_VARIABLE}"`] : []),
-    "-H 'Content-Type: application/json'",
+    ...(needsKey ? [`-H "Authorization: Bearer $${KEY_VARIABLE}"`] : []), "-H 'Content-Type: application/json'",
     `-d ${shellQuoted(JSON.stringify(body, null, 2))}`,
   ].join(" \\\n  ");
   return { name: "curl", note: "Any shell.", files: [{ title: "Command", text: `${text}\n` }] };
@@ -79,23 +55,13 @@ function curl({ baseUrl, model, needsKey }) {
 // would be rejected here, so they are switched off.
 function codex({ baseUrl, model, needsKey, context }) {
   const text = [
-    `model = ${tomlText(model)}`,
-    'model_provider = "swarm"',
-    'web_search = "disabled"',
-    ...(context ? [`model_context_window = ${context}`] : []),
-    "",
-    "[model_providers.swarm]",
-    'name = "Swarm"',
-    `base_url = ${tomlText(baseUrl)}`,
-    'wire_api = "responses"',
-    ...(needsKey ? [`env_key = "${KEY_VARIABLE}"`] : []),
-    "",
-    "[features]",
-    "multi_agent = false",
+    `model = ${tomlText(model)}`, 'model_provider = "swarm"', 'web_search = "disabled"',
+    ...(context ? [`model_context_window = ${context}`] : []), "", "[model_providers.swarm]", 'name = "Swarm"',
+    `base_url = ${tomlText(baseUrl)}`, 'wire_api = "responses"', ...(needsKey ? [`env_key = "${KEY_VARIABLE}"`] : []),
+    "", "[features]", "multi_agent = false",
   ];
   return {
-    name: "Codex",
-    note: "Then: codex. It needs a model with room for some 10,000 tokens of instructions.",
+    name: "Codex", note: "Then: codex. It needs a model with room for some 10,000 tokens of instructions.",
     files: [{ title: "~/.codex/config.toml", text: lines(text) }],
   };
 }
@@ -106,9 +72,7 @@ function claude({ root, model, needsKey }) {
     `export ANTHROPIC_BASE_URL=${shellQuoted(root)}`,
     `export ANTHROPIC_AUTH_TOKEN=${needsKey ? `"$${KEY_VARIABLE}"` : "none"}`,
     ...[
-      "ANTHROPIC_MODEL",
-      "ANTHROPIC_DEFAULT_OPUS_MODEL",
-      "ANTHROPIC_DEFAULT_SONNET_MODEL",
+      "ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_OPUS_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL",
       "ANTHROPIC_DEFAULT_HAIKU_MODEL",
     ].map((name) => `export ${name}=${shellQuoted(model)}`),
     "export CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1",
@@ -126,12 +90,9 @@ const TOOLS_TAKE = 20_000; // tokens of Open WebUI's own tools
 function openWebUi({ baseUrl, needsKey, context }) {
   const isTight = context && context < 2 * TOOLS_TAKE;
   const text = [
-    "ENABLE_OPENAI_API=true \\",
-    `OPENAI_API_BASE_URL=${shellQuoted(baseUrl)} \\`,
-    `OPENAI_API_KEY=${needsKey ? `"$${KEY_VARIABLE}"` : "none"} \\`,
-    "ENABLE_OLLAMA_API=false \\",
-    ...(isTight ? [`DEFAULT_MODEL_METADATA='{"capabilities": {"builtin_tools": false}}' \\`] : []),
-    "open-webui serve",
+    "ENABLE_OPENAI_API=true \\", `OPENAI_API_BASE_URL=${shellQuoted(baseUrl)} \\`,
+    `OPENAI_API_KEY=${needsKey ? `"$${KEY_VARIABLE}"` : "none"} \\`, "ENABLE_OLLAMA_API=false \\",
+    ...(isTight ? [`DEFAULT_MODEL_METADATA='{"capabilities": {"builtin_tools": false}}' \\`] : []), "open-webui serve",
   ];
   const note =
     "Or in its page: Admin settings, Connections, OpenAI API. In a container this machine has another name." +

@@ -14,28 +14,15 @@ export const shellQuoted = (words) => `'${words.replaceAll("'", `'\\''`)}'`;
 export function curlOf({ path, body }, { baseUrl, needsKey }) {
   const url = baseUrl.replace(/\/v1\/?$/, "") + path;
   return [
-    `curl -N ${shellQuoted(url)}`,
-    ...(needsKey ? [`-H "Authorization: Bearer $${KEY_VARIABLE}"`] : []),
-    "-H 'Content-Type: application/json'",
-    `-d ${shellQuoted(JSON.stringify(shown(body), null, 2))}`,
+    `curl -N ${shellQuoted(url)}`, ...(needsKey ? [`-H "Authorization: Bearer $${KEY_VARIABLE}"`] : []),
+    "-H 'Content-Type: application/json'", `-d ${shellQuoted(JSON.stringify(shown(body), null, 2))}`,
   ].join(" \\\n  ");
 }
 
 // Parameters of OpenAI's client; the others go into extra_body.
 const OF_OPENAI = [
-  "model",
-  "messages",
-  "prompt",
-  "max_tokens",
-  "temperature",
-  "top_p",
-  "seed",
-  "n",
-  "presence_penalty",
-  "frequency_penalty",
-  "stop",
-  "logprobs",
-  "stream",
+  "model", "messages", "prompt", "max_tokens", "temperature", "top_p", "seed", "n", "presence_penalty",
+  "frequency_penalty", "stop", "logprobs", "stream",
 ];
 const OF_CHAT = [...OF_OPENAI, "top_logprobs", "response_format"];
 
@@ -50,15 +37,10 @@ export function pythonOf({ path, body }, { baseUrl, needsKey }) {
   if (Object.keys(more).length > 0) given.push(`    extra_body=${pythonLiteral(more, 4)},`);
   const key = needsKey ? `os.environ["${KEY_VARIABLE}"]` : '"none"';
   return [
-    ...(needsKey ? ["import os", ""] : []),
-    "from openai import OpenAI",
-    "",
+    ...(needsKey ? ["import os", ""] : []), "from openai import OpenAI", "",
     `client = OpenAI(base_url=${pythonLiteral(baseUrl)}, api_key=${key})`,
-    `stream = client.${isChat ? "chat.completions" : "completions"}.create(`,
-    ...given,
-    ")",
-    ...printing(isChat ? 'choice.delta.content or ""' : "choice.text", body.n ?? 1),
-    "",
+    `stream = client.${isChat ? "chat.completions" : "completions"}.create(`, ...given, ")",
+    ...printing(isChat ? 'choice.delta.content or ""' : "choice.text", body.n ?? 1), "",
   ].join("\n");
 }
 
@@ -68,11 +50,8 @@ function printing(text, n) {
     return ["for chunk in stream:", "    for choice in chunk.choices:", `        print(${text}, end="", flush=True)`];
   }
   return [
-    `texts = [""] * ${n}`,
-    "for chunk in stream:",
-    "    for choice in chunk.choices:",
-    `        texts[choice.index] += ${text}`,
-    'print("\\n\\n".join(texts))',
+    `texts = [""] * ${n}`, "for chunk in stream:", "    for choice in chunk.choices:",
+    `        texts[choice.index] += ${text}`, 'print("\\n\\n".join(texts))',
   ];
 }
 

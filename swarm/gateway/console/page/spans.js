@@ -1,5 +1,4 @@
-// Where the time of each token went: a trace as spans of time by hop, a description of the slowest, and the differences
-// between two traces. Pure.
+// Where the time of each token went: a trace as spans of time by hop, and a description of the slowest. Pure.
 
 import { layers as rangeOf, layerWord, quoted, seconds, share } from "./format.js";
 
@@ -33,7 +32,6 @@ export class Spans {
   numLetGo = 0;
   #laneAt = new Map();
 
-  // Add `report.sequences[n]`. Returns whether anything is new.
   add(sequence) {
     const before = `${this.tokens.length}/${this.tokens.at(-1)?.total_s}/${sequence.num_tokens}`;
     this.numTokens = sequence.num_tokens ?? this.numTokens;
@@ -81,10 +79,7 @@ export class Spans {
   get totals() {
     if (!this.sums) return [];
     const whole = PARTS.filter(({ isOfStage }) => !isOfStage).map((part) => ({
-      part,
-      worker: "",
-      layers: null,
-      seconds: this.sums[part.field] ?? 0,
+      part, worker: "", layers: null, seconds: this.sums[part.field] ?? 0,
     }));
     const ofStages = this.stages.flatMap((stage) =>
       OF_STAGE.map((part) => ({ part, worker: stage.worker, layers: stage.layers, seconds: stage[part.field] ?? 0 })),
@@ -96,7 +91,6 @@ export class Spans {
 const inOrder = (a, b) => PARTS.indexOf(a.part) - PARTS.indexOf(b.part);
 const longest = (spans) => spans.reduce((most, span) => (span.seconds > (most?.seconds ?? 0) ? span : most), null);
 
-// "computing in w1 (layers 6–7)", "queueing"
 export function doing({ part, worker, layers }) {
   if (!part.isOfStage) return part.doing;
   return `${part.doing} in ${worker}${layers ? ` (${layerWord(layers)} ${rangeOf(layers)})` : ""}`;
@@ -104,11 +98,8 @@ export function doing({ part, worker, layers }) {
 
 export const sumByPart = (spans) =>
   PARTS.map((part) => ({
-    part,
-    seconds: spans.filter((span) => span.part === part).reduce((sum, span) => sum + span.seconds, 0),
+    part, seconds: spans.filter((span) => span.part === part).reduce((sum, span) => sum + span.seconds, 0),
   }));
-
-// --- the slowest, as text
 
 export function slowestToken(tokens) {
   return tokens.reduce((most, token) => (token.total_s > (most?.total_s ?? -1) ? token : most), null);
@@ -165,7 +156,6 @@ export function named({ index }, textOf = () => "") {
 
 const WORTH_TELLING = 0.01; // share of a token's time; smaller spans are combined
 
-// Describe one token with its hops.
 export function tokenInWords(spans, token, textOf) {
   const parts = spans.spansOf(token).filter((span) => span.seconds >= WORTH_TELLING * token.total_s);
   const told = parts.map((span) => `${doing(span)} ${seconds(span.seconds)}`);
@@ -175,8 +165,6 @@ export function tokenInWords(spans, token, textOf) {
 }
 
 export const capital = (words) => words.charAt(0).toUpperCase() + words.slice(1);
-
-// --- columns of the chart
 
 // Return columns of at least `narrowest` pixels: {token, first, last}, each of one token, or of several, represented by
 // the slowest. `scale`: the time at the top; a token far above all others (a first token with a long prompt) is cut.
@@ -196,77 +184,4 @@ export function scaleOf(tokens) {
   const tallest = totals.at(-1) ?? 0;
   const usual = totals[Math.floor((totals.length - 1) * 0.95)] ?? 0;
   return tallest > 3 * usual && totals.length > 4 ? 1.5 * usual : tallest;
-}
-
-// --- two traces
-
-// Compare two Spans: {rows: [{label, first, second, difference}], words: […]}. Times are per token, since answers
-// differ in length.
-export function differences(a, b, [nameA, nameB] = ["the first", "the second"]) {
-  const rows = PARTS.map((part) => rowOf(part.label, perToken(a, part.field), perToken(b, part.field)));
-  const whole = rowOf("each token", perToken(a, "total_s"), perToken(b, "total_s"));
-  const first = rowOf("first token", a.tokens[0]?.total_s ?? null, b.tokens[0]?.total_s ?? null);
-  const words = [
-    speedWords(whole, nameA, nameB),
-    causeWords(rows, whole),
-    firstWords(first, nameA, nameB),
-    ...stageWords(a, b, nameA, nameB),
-  ];
-  return { rows: [first, whole, ...rows], words: words.filter(Boolean) };
-}
-
-const rowOf = (label, first, second) => ({
-  label,
-  first,
-  second,
-  difference: first === null || second === null ? null : second - first,
-});
-
-const perToken = (spans, field) =>
-  spans.sums && spans.numTraced > 0 ? (spans.sums[field] ?? 0) / spans.numTraced : null;
-
-const ALIKE = 0.05; // differences up to a twentieth are random
-
-function speedWords({ first, second }, nameA, nameB) {
-  if (first === null || second === null) return "One of the two has no known times.";
-  const times = `${seconds(first)} and ${seconds(second)} a token`;
-  if (Math.abs(second - first) <= ALIKE * first) return `Both took the same time: ${times}.`;
-  const [slower, quicker] = second > first ? [nameB, nameA] : [nameA, nameB];
-  const factor = Math.max(first, second) / Math.min(first, second);
-  return `${capital(slower)} took ${factor.toFixed(factor < 9.95 ? 1 : 0)} times as long as ${quicker}: ${times}.`;
-}
-
-function causeWords(rows, whole) {
-  if (whole.difference === null || Math.abs(whole.difference) <= ALIKE * whole.first) return "";
-  const sign = Math.sign(whole.difference);
-  const cause = rows.reduce((worst, row) => (sign * row.difference > sign * worst.difference ? row : worst));
-  const against = `${seconds(cause.first)} against ${seconds(cause.second)}`;
-  return `The largest part of the difference is ${cause.label}: ${against} a token.`;
-}
-
-function firstWords({ first, second, difference }, nameA, nameB) {
-  if (difference === null || Math.abs(difference) <= ALIKE * Math.max(first, second)) return "";
-  const later = difference > 0 ? nameB : nameA;
-  return `The first token came ${seconds(Math.abs(difference))} later in ${later}.`;
-}
-
-// Describe which worker computed what, if that differs: a worker died, or the plan changed.
-function stageWords(a, b, nameA, nameB) {
-  const [cutA, cutB] = [cutOf(a), cutOf(b)];
-  if (cutA === cutB || cutA === "" || cutB === "") return [];
-  return [`The layers were held by other workers in ${nameA}: ${cutA}.`, `In ${nameB}: ${cutB}.`];
-}
-
-const MOST_NAMED = 6; // workers; more would not fit a sentence
-
-// "w0 had 0–2, then 0–3; w1 3–5": each worker's layers, in the order in which it got them.
-function cutOf({ stages }) {
-  const held = new Map();
-  for (const { worker, layers } of stages) {
-    const ranges = held.get(worker) ?? [];
-    if (ranges.at(-1) !== rangeOf(layers)) held.set(worker, [...ranges, rangeOf(layers)]);
-  }
-  const parts = [...held].map(([worker, ranges]) => `${worker} ${ranges.join(", then ")}`);
-  const more = parts.length - MOST_NAMED;
-  return more > 1 ? `${parts.slice(0, MOST_NAMED).join("; ")}; and ${more} more` : parts.join("; ");
 }

@@ -1,34 +1,23 @@
 // One stage as a card, and the link before it.
 
 import { h, set, svg, text } from "./dom.js";
-import { bytes, layers, rate, seconds, share, short } from "./format.js";
+import { bytes, layers, seconds, share, short } from "./format.js";
 import { badge, button, meter, setBadge, setMeter } from "./widgets.js";
 
 export function makeCard(onKill) {
   const parts = {
-    glow: h("i", { class: "stage-glow", "aria-hidden": "true" }),
-    number: h("span", { class: "stage-number" }),
-    badge: badge(""),
-    name: h("h3", { class: "stage-name" }),
-    place: h("p", { class: "stage-place" }),
-    ruler: h("div", { class: "ruler", "aria-hidden": "true" }),
-    layers: h("p", { class: "stage-layers" }),
-    memory: meter("Memory"),
-    fill: meter("KV"),
-    step: h("p", { class: "figure" }, h("b"), h("span")),
-    speed: h("p", { class: "figure" }, h("b"), h("span")),
+    glow: h("i", { class: "stage-glow", "aria-hidden": "true" }), number: h("span", { class: "stage-number" }),
+    badge: badge(""), name: h("h3", { class: "stage-name" }), place: h("p", { class: "stage-place" }),
+    ruler: h("div", { class: "ruler", "aria-hidden": "true" }), layers: h("p", { class: "stage-layers" }),
+    memory: meter("Memory"), fill: meter("KV"), step: h("p", { class: "figure" }, h("b"), h("span")),
     evidence: h("p", { class: "stage-evidence" }),
     kill: button("Kill this worker", onKill, { tone: "danger small" }),
   };
   const card = h(
-    "article",
-    { class: "stage" },
-    parts.glow,
-    h("div", { class: "stage-top" }, parts.number, parts.badge),
-    h("div", { class: "stage-who" }, parts.name, parts.place),
-    h("div", {}, parts.ruler, parts.layers),
+    "article", { class: "stage" }, parts.glow, h("div", { class: "stage-top" }, parts.number, parts.badge),
+    h("div", { class: "stage-who" }, parts.name, parts.place), h("div", {}, parts.ruler, parts.layers),
     h("div", { class: "stage-meters" }, parts.memory, parts.fill),
-    h("div", { class: "figures" }, parts.step, parts.speed),
+    h("div", { class: "figures" }, parts.step),
     h("div", { class: "stage-foot" }, parts.evidence, parts.kill),
   );
   card.parts = parts;
@@ -48,8 +37,7 @@ export function updateCard(card, shown, about) {
   drawRuler(parts.ruler, stage.layers, row?.standby ?? [], about.total);
   text(parts.layers, layersOf(stage, row, about.total));
   setMeter(parts.memory, {
-    value: row?.resident_bytes,
-    most: row?.memory_bytes,
+    value: row?.resident_bytes, most: row?.memory_bytes,
     words: `${bytes(row?.resident_bytes)} of ${bytes(row?.memory_bytes)}`,
   });
   setMeter(parts.fill, fillOf(row, stage));
@@ -58,8 +46,6 @@ export function updateCard(card, shown, about) {
     parts.step.lastElementChild,
     stage.seen_s ? `a step; ${seconds(stage.predicted_s)} predicted` : "a step, as predicted",
   );
-  text(parts.speed.firstElementChild, state === "lost" ? "0" : rate(about.rates?.tokens_per_s));
-  text(parts.speed.lastElementChild, "tokens/s");
   text(parts.evidence, [row?.steered, evidence].filter(Boolean).join(" · "));
   // one of many buttons: the accessible name needs the worker
   set(parts.kill, { "aria-label": `Kill this worker: ${worker}` });
@@ -95,14 +81,11 @@ function drawRuler(ruler, held, standby, total) {
 // The link from one stage to the next: latency above the line, rate below.
 export function makeLink() {
   const parts = {
-    latency: h("span", { class: "link-latency" }),
-    rate: h("span", { class: "link-rate" }),
+    latency: h("span", { class: "link-latency" }), rate: h("span", { class: "link-rate" }),
     pulse: h("i", { class: "link-pulse", "aria-hidden": "true" }),
   };
   const line = h(
-    "span",
-    { class: "link-line", "aria-hidden": "true" },
-    parts.pulse,
+    "span", { class: "link-line", "aria-hidden": "true" }, parts.pulse,
     svg("svg", { viewBox: "0 0 8 10", class: "link-head" }, svg("path", { d: "M1 1l6 4-6 4" })),
   );
   const link = h("div", { class: "link" }, parts.latency, line, parts.rate);
@@ -114,8 +97,7 @@ export function updateLink(link, known, { isLost = false, isBusy = false } = {})
   text(link.parts.latency, known ? seconds(known.latency_s) : "");
   text(link.parts.rate, known?.bytes_per_s ? `${bytes(known.bytes_per_s)}/s` : "");
   set(link, {
-    "data-lost": isLost,
-    "data-busy": isBusy,
+    "data-lost": isLost, "data-busy": isBusy,
     title: known ? `${known.from} to ${known.to}: one way and back takes ${seconds(known.latency_s)}` : null,
   });
 }

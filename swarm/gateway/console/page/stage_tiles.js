@@ -36,10 +36,7 @@ export class Tiles {
     const chosen =
       shown.find((stage) => stage.key === this.#chosen) ?? shown.find((stage) => stage.state !== "well") ?? shown[0];
     keyed(
-      this.#list,
-      shown,
-      (stage) => stage.key,
-      (stage) => this.#make(stage),
+      this.#list, shown, (stage) => stage.key, (stage) => this.#make(stage),
       (element, stage) => this.#update(element, stage, stage === chosen),
     );
     updateCard(this.#card, chosen, about);
@@ -48,10 +45,7 @@ export class Tiles {
   #make(stage) {
     const tile = h("button", { type: "button", class: "tile", onclick: () => this.#choose(stage.key) });
     tile.append(
-      h("b"),
-      badge(""),
-      h("span", { class: "tile-layers" }),
-      h("i", { class: "tile-fill", "aria-hidden": "true" }),
+      h("b"), badge(""), h("span", { class: "tile-layers" }), h("i", { class: "tile-fill", "aria-hidden": "true" }),
     );
     return h("li", {}, h("article", {}, tile));
   }
@@ -83,9 +77,7 @@ export class Tiles {
     text(range, `L${layers(stage.stage.layers)}`);
     const part = stage.row?.kv_capacity ? stage.row.kv_used / stage.row.kv_capacity : 0;
     set(tile, {
-      "aria-pressed": isChosen ? "true" : "false",
-      tabindex: isChosen ? 0 : -1,
-      vars: { "--fill": part.toFixed(3) },
+      "aria-pressed": isChosen ? "true" : "false", tabindex: isChosen ? 0 : -1, vars: { "--fill": part.toFixed(3) },
     });
   }
 
@@ -99,12 +91,7 @@ export class Tiles {
     const at = tiles.indexOf(event.target);
     const inRow = Math.max(1, tiles.filter((tile) => tile.offsetTop === tiles[0].offsetTop).length);
     const moves = {
-      ArrowRight: at + 1,
-      ArrowLeft: at - 1,
-      ArrowDown: at + inRow,
-      ArrowUp: at - inRow,
-      Home: 0,
-      End: tiles.length - 1,
+      ArrowRight: at + 1, ArrowLeft: at - 1, ArrowDown: at + inRow, ArrowUp: at - inRow, Home: 0, End: tiles.length - 1,
     };
     const next = at < 0 ? undefined : tiles[moves[event.key]];
     if (!next) return;

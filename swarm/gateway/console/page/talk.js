@@ -1,64 +1,75 @@
-// The conversation and the answer in progress: requests, reading, stopping and resuming. Kept in sessionStorage, so
-// that a reload continues, and each tab has its own. Draws nothing.
+// The conversation and the answer in progress. Kept in sessionStorage, so that a reload continues, and each tab has its
+// own; library.js keeps it for later. Draws nothing.
 
 import { ApiError } from "./api.js";
 import * as ask from "./ask.js";
 import { valuesFor } from "./examples.js";
-import { Answer } from "./reading.js";
+import { settledIn } from "./facts.js";
+import { forget, keep, recall } from "./keeping.js";
+import { Answer, answeredIn } from "./reading.js";
 import { countedOf, roomOf } from "./room.js";
+import { AnswerReader } from "./stream.js";
+import * as tree from "./thread.js";
 
 const KEPT = "swarm.talk";
 const SAVE_S = 2; // seconds between two saves while tokens arrive; leaving the page saves immediately
 const SAVE_SHARE = 50; // a long answer takes longer to save, so it is saved less often
-const HEADERS_S = 30; // time limit for the gateway's headers, in seconds
-const SILENT_S = 10; // seconds; a stream has a comment at least every second
 const SLOW_MS = 16; // a slower drawing, as of thousands of tokens, is followed by a pause of twice its time
 const STOP_S = 3; // seconds from the cancel command to the end of the stream
-const MOST_TURNS = 400;
 
 const talks = new WeakMap();
 
-// The page's one conversation, shared by its parts.
 export function talkOf(store, api) {
   if (!talks.has(store)) talks.set(store, new Talk(api));
   return talks.get(store);
 }
 
+export const newId = () =>
+  Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+
 export class Talk {
   mode = "chat";
   values = { ...ask.DEFAULTS };
-  drafts = { chat: "", raw: "Once upon a time" };
-  turns = []; // [{role, content}]
-  answer = null;
+  drafts = { chat: "", raw: "" };
+  id = newId(); // of the conversation
+  name = ""; // given by the user
+  thread = tree.newThread();
+  editing = 0; // the turn that the prompt in the box replaces
+  answer = null; // the last turn's, until something else is asked
   chosen = 0; // the continuation with which the conversation continues
   counted = null; // length of the conversation from the last answer's usage report
-  former = null; // the previous conversation, until something is asked
+  exact = null; // {of, tokens}: the length of exactly this request, as the gateway counts it
   model = null; // {id, chat, context} once known
+  models = []; // all that are served
   lacks = ""; // why there is no model, as text
   wantsConfidence = false;
   repeats = false; // repeats the request whenever an answer ends, until Stop
   isStopping = false;
   notice = ""; // what could not be done, as text
   seed = ask.drawSeed(); // of the next request, if none is given, so that a copied request has the same answer
+  onKeep = () => {}; // called with the conversation when it is worth keeping
   #api;
   #storage;
   #now;
+  #reader;
   #subscribers = new Set();
   #isScheduled = false;
   #saving = 0;
   #saveTook = 0;
   #drawTook = 0;
   #judged = { state: [], problems: {} };
-  #reading = null; // AbortController of the open stream
-  #wake = () => {};
+  #path = { of: null, turns: [] };
 
   constructor(api, { storage = globalThis.sessionStorage, now = () => Date.now() } = {}) {
     this.#api = api;
     this.#storage = storage;
     this.#now = now;
+    this.#reader = new AnswerReader(api, now, {
+      onOpen: (answer) => this.#opened(answer), onChange: () => this.changed(),
+    });
     this.#restore();
     globalThis.addEventListener?.("pagehide", () => this.save());
-    globalThis.addEventListener?.("online", () => this.#wake());
+    globalThis.addEventListener?.("online", () => this.#reader.hurry());
   }
 
   // Call `draw(talk)` soon, and after changes; at most once per frame.
@@ -95,20 +106,28 @@ export class Talk {
     return this.drafts[this.mode];
   }
 
+  // The turns that are shown, but for the answer.
+  get turns() {
+    if (this.#path.of !== this.thread) this.#path = { of: this.thread, turns: tree.pathOf(this.thread) };
+    return this.#path.turns;
+  }
+
   set(fields) {
     Object.assign(this, fields);
     this.changed();
   }
 
-  // --- requests
-
-  // The request that Generate would send now.
+  // The request that Send would send now.
   get request() {
-    const { mode, values, seed, wantsConfidence: confidence } = this;
-    const model = this.model?.id ?? "";
-    if (mode === "raw") return ask.requestOf({ mode, values, model, prompt: this.draft, seed, confidence });
-    const turns = [...this.#settled(), { role: "user", content: this.draft }];
-    return ask.requestOf({ mode, values, model, messages: ask.messagesOf(values.system, turns), seed, confidence });
+    const past = this.#past();
+    return this.#requestOf(past, { role: "user", content: this.draft, isRaw: this.mode === "raw" });
+  }
+
+  #requestOf(past, turn) {
+    const { values, seed, wantsConfidence: confidence } = this;
+    const about = { mode: turn.isRaw ? "raw" : "chat", values, model: this.model?.id ?? "", seed, confidence };
+    if (turn.isRaw) return ask.requestOf({ ...about, prompt: turn.content });
+    return ask.requestOf({ ...about, messages: ask.messagesOf(values.system, [...tree.chatOf(past), turn]) });
   }
 
   // The request to copy: from the box, or, if it is empty, the last request.
@@ -116,45 +135,67 @@ export class Talk {
     return this.draft.trim() === "" && this.answer ? this.answer.request : this.request;
   }
 
-  // Past turns, including the last answer.
-  #settled() {
-    const text = this.answer?.isChat ? (this.answer.choices[this.chosen]?.text ?? "") : "";
-    return text === "" ? this.turns : [...this.turns, { role: "assistant", content: text }];
+  // The turns before the prompt in the box, including the last answer.
+  #past() {
+    const at = this.turns.findIndex(({ id }) => id === this.editing);
+    if (at >= 0) return this.turns.slice(0, at);
+    const content = this.answer ? answeredIn(this.answer.choices[this.chosen] ?? { text: "" }) : "";
+    return content === "" ? this.turns : [...this.turns, { role: "assistant", content, isRaw: !this.answer.isChat }];
   }
 
   // How much of the model's context the prompt in the box takes; null while that is unknown.
   get room() {
     const { mode, draft, values, counted } = this;
+    const exact = this.exact !== null && isSame(this.exact.of, this.counting) ? this.exact.tokens : null;
     const wanted = Number(values.max_tokens) || 0;
-    const about = { context: this.model?.context, system: values.system, turns: this.#settled(), wanted };
-    return roomOf({ ...about, mode, draft, counted });
+    const about = { context: this.model?.context, system: values.system, turns: tree.chatOf(this.#past()), wanted };
+    return roomOf({ ...about, mode, draft, counted, exact });
   }
 
-  // The problems that disable Generate, by field, as text. Read in every frame, so computed only after a change.
+  // All on which the length of the request depends.
+  get counting() {
+    const { mode, draft, values, model, thread, answer, chosen, editing } = this;
+    return mode === "raw" ? [mode, model, draft] : [mode, model, draft, values.system, thread, answer, chosen, editing];
+  }
+
+  // The problems that disable Send, by field, as text. Read in every frame, so computed only after a change.
   get problems() {
     const state = [this.values, this.mode, this.draft, this.model, this.turns, this.lacks];
-    if (state.some((part, at) => part !== this.#judged.state[at])) this.#judged = { state, problems: this.#judge() };
+    if (!isSame(state, this.#judged.state)) this.#judged = { state, problems: this.#judge() };
     return this.#judged.problems;
   }
 
   #judge() {
     const problems = ask.problemsOf(this.values);
-    const isFull = this.mode === "chat" && this.turns.length >= MOST_TURNS;
     if (!this.model) problems.prompt = this.lacks;
     else if (this.draft.trim() === "") problems.prompt = "Write a prompt first.";
-    else if (isFull) problems.prompt = "This conversation is too long: begin a new one.";
+    else if (this.#isFull) problems.prompt = "This conversation is too long: begin a new one.";
     return problems;
+  }
+
+  get #isFull() {
+    return this.turns.length >= tree.MOST_TURNS || Object.keys(this.thread.turns).length >= tree.MOST_NODES;
   }
 
   generate() {
     if (this.isBusy || Object.keys(this.problems).length > 0) return;
-    const { request } = this;
-    this.turns = this.#settled();
-    if (this.mode === "chat") {
-      this.turns = [...this.turns, { role: "user", content: this.draft }];
-      this.drafts.chat = "";
-    }
+    const { request, mode, editing } = this;
+    this.#settle();
+    const turn = { role: "user", content: this.draft, isRaw: mode === "raw" };
+    const parent = this.thread.turns[editing]?.parent ?? tree.endOf(this.thread);
+    this.thread = tree.added(this.thread, turn, parent);
+    this.drafts = { ...this.drafts, [mode]: "" };
     this.#ask(request);
+  }
+
+  // Ask for another answer beside one that is there: a settled turn, or the last answer.
+  retry(turn = null) {
+    if (this.isBusy || !this.model) return;
+    const parent = this.thread.turns[turn?.parent ?? tree.endOf(this.thread)];
+    if (!parent) return;
+    this.#settle();
+    this.thread = tree.endedAt(this.thread, parent.id);
+    this.#ask(this.#requestOf(this.turns.slice(0, -1), parent));
   }
 
   // Repeat the same request with confidence: its seed reproduces the text.
@@ -164,74 +205,81 @@ export class Talk {
     this.#ask(ask.withConfidence(this.answer.request));
   }
 
-  startAnew() {
-    if (this.isBusy) return;
-    const { turns, answer, chosen, counted } = this;
-    const former = { turns, answer, chosen, counted };
-    this.set({ turns: [], answer: null, chosen: 0, counted: null, notice: "", former });
-  }
-
-  // Return to the conversation that `startAnew` has put aside.
-  goBack() {
-    if (this.isBusy || this.former === null) return;
-    this.set({ ...this.former, former: null, notice: "" });
-  }
-
-  // Put an example into the box.
   take(example) {
     if (this.isBusy) return;
     const { mode, prompt } = example;
     this.drafts = { ...this.drafts, [mode]: prompt };
     this.repeats = Boolean(example.isLong);
-    this.set({ mode, values: valuesFor(example, this.values, this.model?.context), notice: "" });
+    this.set({ mode, values: valuesFor(example, this.values, this.model?.context), notice: "", editing: 0 });
   }
 
   #ask(request) {
-    Object.assign(this, { chosen: 0, notice: "", isStopping: false, former: null, seed: ask.drawSeed() });
-    this.answer = new Answer(request, this.#now());
+    const state = { chosen: 0, notice: "", isStopping: false, editing: 0, seed: ask.drawSeed() };
+    this.set({ ...state, answer: new Answer(request, this.#now()) });
     this.#read(this.answer);
-    this.changed();
   }
 
-  // --- reading
+  // Make the last answer's continuations turns.
+  #settle() {
+    if (this.answer === null) return;
+    this.thread = this.#settled();
+    Object.assign(this, { answer: null, chosen: 0 });
+  }
 
-  // Read an answer to its end, over as many streams as necessary.
+  #settled() {
+    const { thread, answer, chosen, model } = this;
+    return answer === null ? thread : settledIn(thread, answer, chosen, model?.context);
+  }
+
+  get record() {
+    const thread = this.#settled();
+    const { id, name, mode } = this;
+    return { id, name: name || tree.titleOf(tree.pathOf(thread)), isNamed: name !== "", mode, thread, at: this.#now() };
+  }
+
+  startAnew() {
+    if (this.isBusy) return;
+    this.#open({ id: newId(), name: "", thread: tree.newThread() });
+  }
+
+  open({ id, name, isNamed, mode, thread }) {
+    if (this.isBusy || id === this.id) return;
+    this.#open({ id, name: isNamed ? name : "", thread, mode: this.model?.chat === false ? "raw" : mode });
+  }
+
+  #open(fields) {
+    this.set({ answer: null, chosen: 0, counted: null, notice: "", editing: 0, repeats: false, ...fields });
+  }
+
+  // A conversation of its own that ends with this turn, or with the last answer.
+  branch(turn = null) {
+    if (this.isBusy) return;
+    const thread = this.#settled();
+    const name = this.name ? `${this.name} (branch)` : "";
+    this.#open({ id: newId(), name, thread: tree.copiedUpTo(thread, turn?.id ?? tree.endOf(thread)) });
+    this.onKeep(this.record);
+  }
+
+  show(turn) {
+    if (this.isBusy) return;
+    this.#settle();
+    this.set({ thread: tree.picked(this.thread, turn), counted: null, editing: 0 });
+    this.onKeep(this.record);
+  }
+
+  edit(turn) {
+    if (this.isBusy) return;
+    const mode = turn.isRaw ? "raw" : "chat";
+    this.set({ mode, editing: turn.id, drafts: { ...this.drafts, [mode]: turn.content }, notice: "" });
+  }
+
+  stopEditing() {
+    this.set({ editing: 0, drafts: { ...this.drafts, [this.mode]: "" } });
+  }
+
   async #read(answer) {
-    while (!answer.isOver) {
-      const problem = await this.#readOnce(answer);
-      const wait_s = answer.broke(problem, this.#now());
-      this.changed();
-      if (wait_s !== null) await this.#sleep(wait_s);
-    }
+    await this.#reader.read(answer);
     this.#ended(answer);
-  }
-
-  // Read one stream to its end or break. Returns the gateway's error, or null for a break.
-  async #readOnce(answer) {
-    const reading = (this.#reading = new AbortController());
-    let watch = setTimeout(() => reading.abort(), HEADERS_S * 1000);
-    const heard = () => {
-      clearTimeout(watch);
-      watch = setTimeout(() => reading.abort(), SILENT_S * 1000);
-    };
-    const onOpen = (response) => {
-      heard();
-      answer.opened(response.headers.get("x-request-id"), this.#now());
-      this.#opened(answer);
-    };
-    const onEvent = (event) => {
-      answer.take(event, this.#now());
-      this.changed();
-    };
-    try {
-      const [path, init] = wayTo(answer);
-      await this.#api.stream(path, { ...init, onOpen, onEvent, onPiece: heard, signal: reading.signal });
-      return null;
-    } catch (error) {
-      return problemOf(error);
-    } finally {
-      clearTimeout(watch);
-    }
   }
 
   #opened(answer) {
@@ -240,27 +288,18 @@ export class Talk {
     this.changed();
   }
 
-  #sleep(seconds) {
-    return new Promise((resolve) => {
-      const timer = setTimeout(resolve, seconds * 1000);
-      this.#wake = () => {
-        clearTimeout(timer);
-        resolve();
-      };
-    });
-  }
-
-  // A turn without an answer returns to the box.
   #ended(answer) {
-    const isMute = answer.choices.every(({ text }) => text === "");
-    if (answer === this.answer && answer.isChat && answer.state === "failed" && isMute) this.#takeTurnBack();
-    if (answer === this.answer && answer.isChat && answer.usage)
-      this.counted = countedOf(answer, this.chosen, this.#settled());
+    if (answer === this.answer) {
+      const isMute = answer.choices.every(({ text }) => text === "");
+      if (answer.state === "failed" && isMute) this.#takeBack(answer);
+      else if (answer.isChat && answer.usage) this.counted = countedOf(answer, this.chosen, tree.chatOf(this.#past()));
+    }
     // stop repeating while the page is hidden
     const isWanted = this.repeats && !this.isStopping && !globalThis.document?.hidden;
     this.isStopping = false;
     this.changed();
     this.save();
+    if (this.turns.length > 0) this.onKeep(this.record);
     if (answer === this.answer && answer.state === "ended" && isWanted) this.#again(answer.request);
   }
 
@@ -268,11 +307,16 @@ export class Talk {
     this.#ask({ path, body: this.values.seed ? body : { ...body, seed: this.seed } });
   }
 
-  #takeTurnBack() {
+  // A turn without an answer returns to the box, with the reason; one that had an answer shows it again.
+  #takeBack({ words }) {
     const last = this.turns.at(-1);
-    if (last?.role !== "user") return;
-    this.turns = this.turns.slice(0, -1);
-    this.drafts.chat ||= last.content;
+    Object.assign(this, { answer: null, notice: words });
+    if (last === undefined) return;
+    const thread = tree.continuedFrom(this.thread, last.id);
+    if (tree.endOf(thread) !== last.id) return void (this.thread = thread);
+    this.thread = tree.removed(this.thread, last);
+    this.drafts[last.isRaw ? "raw" : "chat"] ||= last.content;
+    return undefined;
   }
 
   // Read here again what another tab has taken over.
@@ -282,8 +326,6 @@ export class Talk {
     this.#read(this.answer);
     this.changed();
   }
-
-  // --- stopping
 
   // Closing the stream is not enough, since the answer is kept for a reader that reloads the page. So a cancel command
   // is sent.
@@ -308,74 +350,32 @@ export class Talk {
   #letGo(answer) {
     if (answer.isOver) return;
     answer.stopped(this.#now());
-    this.#reading?.abort();
-    this.#wake();
+    this.#reader.letGo();
     this.changed();
   }
-
-  // --- storage
 
   save() {
     clearTimeout(this.#saving);
     this.#saving = 0;
     const began = this.#now();
-    this.#store({ withPieces: true }) || this.#store({ withPieces: false }) || this.#forget();
+    const { mode, values, drafts, id, name, thread, chosen, counted, wantsConfidence, repeats } = this;
+    const kept = { mode, values, drafts, id, name, thread, chosen, counted, wantsConfidence, repeats };
+    // No state is better than an outdated one, which would be resumed at the wrong place.
+    [true, false].some((withPieces) =>
+      keep(this.#storage, KEPT, { ...kept, answer: this.answer?.kept({ withPieces }) ?? null }),
+    ) || forget(this.#storage, KEPT);
     this.#saveTook = this.#now() - began;
   }
 
-  #store(options) {
-    const { mode, values, drafts, turns, chosen, counted, wantsConfidence, repeats } = this;
-    const answer = this.answer?.kept(options) ?? null;
-    const former = options.withPieces ? this.former : null;
-    const kept = { mode, values, drafts, turns, chosen, counted, wantsConfidence, repeats, answer, former };
-    try {
-      this.#storage.setItem(KEPT, JSON.stringify(kept));
-      return true;
-    } catch (error) {
-      if (error instanceof DOMException) return false; // no space, or storage is forbidden
-      throw error;
-    }
-  }
-
-  // No state is better than an outdated one, which would be resumed at the wrong place.
-  #forget() {
-    try {
-      this.#storage.removeItem(KEPT);
-    } catch (error) {
-      if (!(error instanceof DOMException)) throw error; // forbidden: there is nothing to forget
-    }
-  }
-
   #restore() {
-    const kept = this.#stored();
-    if (!kept) return;
+    const kept = recall(this.#storage, KEPT);
+    if (!kept?.thread) return; // none, or written by an older page
     const { answer, ...rest } = kept;
     Object.assign(this, rest);
-    if (this.former?.answer) this.former.answer = Answer.restored(this.former.answer);
     if (!answer) return;
     this.answer = Answer.restored(answer);
     if (!this.answer.isOver) this.#read(this.answer);
   }
-
-  #stored() {
-    try {
-      return JSON.parse(this.#storage?.getItem(KEPT) ?? "null");
-    } catch (error) {
-      if (error instanceof DOMException || error instanceof SyntaxError) return null;
-      throw error;
-    }
-  }
 }
 
-// The first time the request itself, later the stream after what was read.
-function wayTo(answer) {
-  if (answer.requestId) return [answer.resumption, {}];
-  const headers = { "Content-Type": "application/json" };
-  return [answer.request.path, { method: "POST", headers, body: JSON.stringify(answer.request.body) }];
-}
-
-function problemOf(error) {
-  if (error instanceof ApiError) return { status: error.status, message: error.message, code: error.code };
-  const isBreak = error.name === "AbortError" || error instanceof TypeError || error instanceof SyntaxError;
-  return isBreak ? null : { status: 400, message: error.message }; // breaks come from networks and timers
-}
+const isSame = (one, other) => one.length === other.length && one.every((part, at) => part === other[at]);

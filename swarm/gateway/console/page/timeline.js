@@ -1,5 +1,5 @@
 // Timeline: where the time of each token went, as one column per token, a description of the slowest, and one token hop
-// by hop; below it, a comparison of two traces. The trace is fetched when an answer ends, and during it while visible.
+// by hop. The trace is fetched when an answer ends, and during it while visible.
 
 import { fill, h, set, text } from "./dom.js";
 import { plural, seconds, share } from "./format.js";
@@ -8,8 +8,7 @@ import { pieceOf } from "./reading.js";
 import { Spans, inWords, scaleOf, slowestToken, sumByPart, tokenInWords } from "./spans.js";
 import { talkOf } from "./talk.js";
 import { TraceReader } from "./tracing.js";
-import { mount as mountComparison } from "./traces.js";
-import { button, empty, heading } from "./widgets.js";
+import { button, empty, heading, headOf } from "./widgets.js";
 
 const WHAT = "When an answer streams in, each of its tokens is drawn here: where its time went, hop by hop.";
 
@@ -20,18 +19,11 @@ export function mount(root, store, api) {
   const nothing = empty("", WHAT);
   const problem = h("p", { class: "hint" });
   const [title, choice, back] = [
-    h("span", { class: "quiet-words" }),
-    choiceSelect(shown, () => draw()),
+    h("span", { class: "quiet-words" }), choiceSelect(shown, () => draw()),
     button("Back to the answer", () => follow(), { tone: "quiet small" }),
   ];
-  const body = h(
-    "div",
-    { class: "timeline" },
-    parts.map(({ element }) => element),
-  );
-  const comparison = h("details", { class: "more" }, h("summary", {}, "Compare two traces"));
-  fill(root, heading("Timeline", title, choice.element, back), nothing, problem, body, comparison);
-  mountComparison(comparison, store, api, talk);
+  const body = h("div", { class: "timeline" }, parts.map(({ element }) => element));
+  fill(root, heading("Timeline", title, choice.element, back), nothing, problem, body);
 
   set(root, { tabindex: -1 }); // receives the focus when a trace is requested elsewhere on the page
   const draw = () => {
@@ -102,16 +94,12 @@ function choiceSelect(shown, changed) {
   const draw = () => {
     select.hidden = shown.spans.length < 2;
     if (select.options.length !== shown.spans.length)
-      fill(
-        select,
-        shown.spans.map((_, index) => h("option", { value: index }, `Continuation ${index + 1}`)),
-      );
+      fill(select, shown.spans.map((_, index) => h("option", { value: index }, `Continuation ${index + 1}`)));
     set(select, { value: shown.choice });
   };
   return { element: select, draw };
 }
 
-// Descriptions of the slowest tokens and parts.
 function sentences() {
   const element = h("ul", { class: "sentences" });
   const draw = (spans, textOf) => {
@@ -123,15 +111,11 @@ function sentences() {
   return { element, draw };
 }
 
-// --- the chart, and the selected token
-
 function chart(shown) {
   const canvas = h("canvas", { class: "columns-chart", "aria-hidden": "true" });
   const plot = new Columns(canvas);
   const slider = h(
-    "div",
-    { class: "chart-box", role: "slider", tabindex: 0, "aria-label": "Token", "aria-valuemin": 1 },
-    canvas,
+    "div", { class: "chart-box", role: "slider", tabindex: 0, "aria-label": "Token", "aria-valuemin": 1 }, canvas,
   );
   const [top, note] = [h("span"), h("span")];
   const readout = h("p", { class: "readout" });
@@ -151,9 +135,7 @@ function chart(shown) {
     text(readout, words);
     fill(one, bar(spans.spansOf(token), token.total_s));
     set(slider, {
-      "aria-valuenow": token.index + 1,
-      "aria-valuemax": spans.tokens.at(-1).index + 1,
-      "aria-valuetext": words,
+      "aria-valuenow": token.index + 1, "aria-valuemax": spans.tokens.at(-1).index + 1, "aria-valuetext": words,
     });
     plot.draw(spans, { at: shown.at });
   };
@@ -191,14 +173,8 @@ function noteOf({ tokens, numTokens }, { perColumn }) {
 function moved(tokens, at, key) {
   const place = at === null ? -1 : tokens.findIndex(({ index }) => index === at);
   const moves = {
-    ArrowRight: place + 1,
-    ArrowUp: place + 1,
-    ArrowLeft: place - 1,
-    ArrowDown: place - 1,
-    PageUp: place + 10,
-    PageDown: place - 10,
-    Home: 0,
-    End: tokens.length - 1,
+    ArrowRight: place + 1, ArrowUp: place + 1, ArrowLeft: place - 1, ArrowDown: place - 1, PageUp: place + 10,
+    PageDown: place - 10, Home: 0, End: tokens.length - 1,
   };
   if (key === "Enter") return slowestToken(tokens);
   return key in moves ? tokens[Math.max(0, Math.min(tokens.length - 1, moves[key]))] : null;
@@ -214,37 +190,23 @@ function textsOf(answer, index, spans) {
   return (at) => (isExact && at < choice.ends.length ? pieceOf(choice, at) : "");
 }
 
-// --- the sums, which are also the legend
-
 function sums() {
   const rows = h("tbody");
-  const caption = h("caption", { class: "unseen" }, "Where the time of all tokens went, part by part");
-  const head = h(
-    "thead",
-    {},
-    h(
-      "tr",
-      {},
-      ["part", "time", "share", "what it is"].map((words, at) =>
-        h("th", { scope: "col", class: at === 1 || at === 2 ? "num" : "" }, words),
-      ),
-    ),
-  );
-  const element = h("div", { class: "sums" }, h("table", {}, caption, head, rows));
+  const columns = ["part", "time", "share", "what it is"];
+  const head = headOf("Where the time of all tokens went, part by part", columns, (at) => at === 1 || at === 2);
+  const element = h("div", { class: "sums" }, h("table", {}, head, rows));
   let told = "";
   const draw = (spans) => {
     if (!spans.sums) return;
     const whole = spans.sums.total_s;
     const lines = [
-      ...sumByPart(spans.totals).filter(({ seconds: length }) => length > 0),
-      { part: null, seconds: whole },
+      ...sumByPart(spans.totals).filter(({ seconds: length }) => length > 0), { part: null, seconds: whole },
     ];
     const now = JSON.stringify(lines.map(({ part, seconds: length }) => [part?.name, length]));
     if (now === told) return;
     told = now;
     fill(
-      rows,
-      lines.map(({ part, seconds: length }) => (part ? sumRow(part, length, whole) : totalRow(spans, length))),
+      rows, lines.map(({ part, seconds: length }) => (part ? sumRow(part, length, whole) : totalRow(spans, length))),
     );
   };
   return { element, draw };
@@ -252,20 +214,13 @@ function sums() {
 
 const sumRow = (part, length, whole) =>
   h(
-    "tr",
-    {},
-    h("th", { scope: "row" }, swatch(part.name), ` ${part.label}`),
-    h("td", { class: "num" }, seconds(length)),
-    h("td", { class: "num" }, share(length, whole)),
+    "tr", {}, h("th", { scope: "row" }, swatch(part.name), ` ${part.label}`),
+    h("td", { class: "num" }, seconds(length)), h("td", { class: "num" }, share(length, whole)),
     h("td", { class: "hint" }, part.meaning),
   );
 
 const totalRow = ({ numTraced }, length) =>
   h(
-    "tr",
-    { class: "total" },
-    h("th", { scope: "row" }, "total"),
-    h("td", { class: "num" }, seconds(length)),
-    h("td"),
+    "tr", { class: "total" }, h("th", { scope: "row" }, "total"), h("td", { class: "num" }, seconds(length)), h("td"),
     h("td", { class: "hint" }, plural(numTraced, "token")),
   );

@@ -40,7 +40,6 @@ export class TraceReader {
     this.#plan(isRunning ? this.#gap_s / 2 : LAST_LOOK_S);
   }
 
-  // Note the number of tokens of the followed request.
   grown(numTokens) {
     this.#numTokens = numTokens;
     if (!this.#isRunning || this.#isDue || numTokens - this.#numAsked < MOST_UNSEEN) return;

@@ -4,22 +4,10 @@ import { ask, orderAfter, say } from "./dialogs.js";
 import { fill, h, set, text } from "./dom.js";
 import { bytes, layers, plural, rate, seconds, share } from "./format.js";
 import { VirtualRows } from "./virtual.js";
-import { badge, button, empty, field, heading, setBadge } from "./widgets.js";
+import { badge, button, empty, field, heading, headOf, scroller, setBadge } from "./widgets.js";
 
-const COLUMNS = [
-  "Worker",
-  "Verdict",
-  "Layers",
-  "Standby",
-  "Evidence",
-  "Host",
-  "Device",
-  "Memory",
-  "KV",
-  "Round trip",
-  "Tokens/s", // for small screens, which do not show all columns
-  "",
-];
+const COLUMNS = ["Worker", "Verdict", "Layers", "Standby", "Evidence", "Host", "Device", "Memory", "KV", "Round trip"];
+COLUMNS.push("Tokens/s", ""); // for small screens, which do not show all columns; and the commands
 
 export function mount(root, store, api) {
   const actions = new Actions(api);
@@ -28,27 +16,23 @@ export function mount(root, store, api) {
   const join = button("Join a worker", () => actions.join());
   const rebalance = button("Rebalance", () => actions.rebalance());
   const body = h("tbody");
-  const table = h("table", { class: "workers as-cards" }, h("caption", { class: "unseen" }, "Workers"), head(), body);
-  const scroller = h("div", { class: "scroller", tabindex: 0, role: "group", "aria-label": "Workers, scrolls" }, table);
+  const table = h("table", { class: "workers as-cards" }, headOf("Workers", COLUMNS), body);
+  const list = scroller("Workers, scrolls", table);
   const nothing = empty(
-    "No worker is here",
-    "Start one with ",
-    h("code", {}, "swarm worker"),
-    " on any machine that reaches the broker.",
+    "No worker is here", "Start one with ", h("code", {}, "swarm worker"), " on any machine that reaches the broker.",
   );
-  fill(root, heading("Workers", num, rebalance, join), reason, nothing, scroller);
+  fill(root, heading("Workers", num, rebalance, join), reason, nothing, list);
 
-  const rows = new VirtualRows(scroller, body, {
-    columns: COLUMNS.length,
-    keyOf: (row) => row.incarnation,
+  const rows = new VirtualRows(list, body, {
+    columns: COLUMNS.length, keyOf: (row) => row.incarnation,
     make: () => makeRow(actions, (incarnation) => store.view?.workers?.[incarnation]),
     update: (element, row) => updateRow(element, row, mayAct(store), store),
   });
   store.subscribe(["workers", "me", "connection", "rates"], ({ view }) => {
     const all = Object.values(view?.workers ?? {}).sort(byLayers);
     text(num, plural(all.filter(isHere).length, "worker"));
-    nothing.hidden = all.length > 0;
-    scroller.hidden = all.length === 0;
+    nothing.hidden = all.length > 0 || !view || view.status?.state === "serving"; // their report follows
+    list.hidden = all.length === 0;
     text(reason, whyNot(store));
     reason.hidden = !reason.textContent;
     for (const each of [join, rebalance]) set(each, lockedBy(mayAct(store)));
@@ -71,7 +55,6 @@ function whyNot({ me, connection, problem }) {
 
 const lockedBy = (may) => ({ disabled: !may, "aria-describedby": may ? null : "workers-reason" });
 
-// In the model's order; workers without layers come last, by name.
 function byLayers(a, b) {
   const first = (row) => (holdsLayers(row) ? row.layers[0] : Infinity);
   return (
@@ -79,11 +62,6 @@ function byLayers(a, b) {
     a.name.localeCompare(b.name, "en", { numeric: true }) ||
     a.incarnation.localeCompare(b.incarnation)
   );
-}
-
-function head() {
-  const cells = COLUMNS.map((words) => h("th", { scope: "col" }, words || h("span", { class: "unseen" }, "Actions")));
-  return h("thead", {}, h("tr", {}, cells));
 }
 
 function makeRow(actions, current) {
@@ -111,14 +89,9 @@ function updateRow(element, row, may, { view, isFresh }) {
   const said = isHere(row) ? row.verdict : row.state;
   setBadge(verdict, said, row.steered ? `${said}, ${row.steered}` : said);
   const words = [
-    layers(row.layers),
-    (row.standby ?? []).map(layers).join(", ") || "none",
-    row.evidence,
-    row.host,
-    [row.device, row.dtype].filter(Boolean).join(" "),
-    `${bytes(row.resident_bytes)} of ${bytes(row.memory_bytes)}`,
-    share(row.kv_used, row.kv_capacity),
-    seconds(row.round_trip_s),
+    layers(row.layers), (row.standby ?? []).map(layers).join(", ") || "none", row.evidence, row.host,
+    [row.device, row.dtype].filter(Boolean).join(" "), `${bytes(row.resident_bytes)} of ${bytes(row.memory_bytes)}`,
+    share(row.kv_used, row.kv_capacity), seconds(row.round_trip_s),
     holdsLayers(row) ? `${rate(isFresh ? view.rates?.tokens_per_s : null)} tokens/s` : "",
   ];
   words.forEach((value, index) => text(cells[index], value));
@@ -155,8 +128,7 @@ class Actions {
     if (!row) return gone();
     const words = "It keeps what it holds, and gets no further layers.";
     return this.#order(
-      { title: `Cordon ${row.name}?`, words, yes: `Yes, cordon ${row.name}`, isGrave: false },
-      "cordon",
+      { title: `Cordon ${row.name}?`, words, yes: `Yes, cordon ${row.name}`, isGrave: false }, "cordon",
       { worker: row.name },
     );
   }

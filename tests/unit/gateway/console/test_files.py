@@ -31,4 +31,5 @@ def test_a_tag_is_that_of_the_content(tmp_path: Path) -> None:
 def test_no_route_is_hidden_by_a_file() -> None:
     taken = {f"/console/{name}" for name in ("me", "live", "orders", "plan", "logs", "keys", "trace")}
     assert not taken & set(load_page_files())
+    assert {"/", "/docs", "/console/docs.js"} <= set(load_page_files())
     assert (PAGE / "index.html").is_file()

@@ -6,8 +6,8 @@ import { Live, waitAfter } from "../../../../swarm/gateway/console/page/live.js"
 import { MOST_LINES, foundIn, timeOf, withOlder } from "../../../../swarm/gateway/console/page/pages.js";
 import { told } from "../../../../swarm/gateway/console/page/dialogs.js";
 import { Store } from "../../../../swarm/gateway/console/page/store.js";
-import { keyOf, predictedOf, rowsOf, tookOf } from "../../../../swarm/gateway/console/page/phases.js";
-import { lastWords, Latest } from "../../../../swarm/gateway/console/page/lately.js";
+import { Latest, keyOf, rowsOf, tookOf } from "../../../../swarm/gateway/console/page/phases.js";
+
 import { compared, epochWords, handWords, readCap, readPin, remedies, waitsSupposed } from "../../../../swarm/gateway/console/page/plan_words.js";
 
 const RECOVERY = {
@@ -35,8 +35,6 @@ test("a recovery's phases lie one after the other on one line of time; those not
 test("what it took counts from the verdict on, as the report's total does", () => {
   assert.equal(tookOf(RECOVERY), 0.01);
   assert.equal(tookOf({ ...RECOVERY, total_s: 0.2 }), 0.2);
-  assert.equal(predictedOf(RECOVERY), 0.05);
-  assert.equal(predictedOf({ phases: [] }), null);
   assert.equal(rowsOf({})[0].from, 0);
   assert.equal(keyOf({ key: "7.5", epoch: 0, cause: "w1 was lost" }), keyOf({ key: "7.5", epoch: 3, cause: "w1, w2" }));
   assert.notEqual(keyOf({ epoch: 2, began_at: null }), keyOf({ epoch: 3, began_at: null }));
@@ -295,10 +293,4 @@ test("in short is told what runs, and for a while what has just ended; nothing o
   const first = new Latest();
   assert.equal(first.of({ recovery: null, recoveries: [] }, 1), null);
   assert.equal(first.of({ recovery: null, recoveries: [fresh] }, 102), fresh, "over before anybody saw it run");
-});
-
-test("an answer's last words begin with a word", () => {
-  assert.equal(lastWords("The cat\n is  black."), "The cat is black.");
-  assert.equal(lastWords("The cat is black and the dog is brown", 14), "… dog is brown");
-  assert.equal(lastWords("x".repeat(50), 10), `… ${"x".repeat(10)}`);
 });

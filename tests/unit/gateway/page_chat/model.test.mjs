@@ -51,3 +51,17 @@ test("a gateway that hears of the model later than the broker is asked once more
   while (talk.model === null) await soon();
   assert.deepEqual([asked.length, talk.model], [3, LEARNT]);
 });
+
+test("of several models all can be chosen, and the chosen one stays", async () => {
+  const other = { id: "town", owned_by: "swarm", swarm: { context: 4096 } };
+  const external = { id: "far", owned_by: "others" };
+  const data = [external, VILLAGE, other];
+  const { store, talk } = opened({ data }, { data });
+  await soon();
+  assert.deepEqual(talk.models.map(({ id }) => id), ["village", "town", "far"]);
+  assert.deepEqual(talk.model, LEARNT);
+  talk.model = talk.models[1];
+  store.setMe({});
+  await soon();
+  assert.deepEqual(talk.model, { id: "town", chat: true, context: 4096 });
+});

@@ -10,7 +10,8 @@ const words = (room) => roomWords(room).replaceAll("\u202f", "");
 
 test("what a prompt takes is told before anything was counted, about", () => {
   assert.equal(roomOf({ ...CHAT, context: null }), null);
-  const nothing = { used: 0, left: 2048, context: 2048, isCertain: false, isAlone: true, level: "roomy" };
+  const about = { isExact: false, isCertain: false, isAlone: true, level: "roomy" };
+  const nothing = { used: 0, past: 0, left: 2048, context: 2048, ...about };
   assert.deepEqual(roomOf(CHAT), nothing);
   const raw = roomOf({ ...CHAT, mode: "raw", draft: "x".repeat(400), turns: [{ content: "of a chat" }] });
   assert.deepEqual([raw.used, raw.level], [100, "roomy"]);
@@ -47,6 +48,14 @@ test("where little is left it is said in time, and where nothing is, what to do"
   assert.equal(words(at(2048)), "The model's context of 2048 tokens is full: begin a new conversation.");
   const guessed = at(2000, { draft: "x".repeat(400) });
   assert.equal(words(guessed), "This may be too long for the model's 2048 tokens: begin a new conversation.");
+});
+
+test("what the gateway has counted is told to the token", () => {
+  const room = roomOf({ ...CHAT, draft: "x".repeat(4000), exact: 1234 });
+  assert.deepEqual([room.used, room.isExact], [1234, true]);
+  assert.equal(words(room), "814 of 2048 tokens left");
+  const full = roomOf({ ...CHAT, draft: "x".repeat(4000), turns: [{ content: "Hi" }], exact: 2205 });
+  assert.equal(words(full), "2205 tokens are too long for the model's 2048 tokens: begin a new conversation.");
 });
 
 test("where a new conversation would be no help, none is advised", () => {

@@ -5,6 +5,8 @@ import { ApiError } from "../../../../swarm/gateway/console/page/api.js";
 import { LONG } from "../../../../swarm/gateway/console/page/examples.js";
 import { Talk } from "../../../../swarm/gateway/console/page/talk.js";
 
+import { pathOf } from "../../../../swarm/gateway/console/page/thread.js";
+
 const MODEL = { id: "village", chat: true, context: 2048 };
 const said = (at, content) => ({
   id: `8f3c:${at}.0`,
@@ -206,19 +208,122 @@ test("stop lets go of the stream where the swarm can't be told, and says so", as
   assert.match(talk.notice, /could not be stopped: The gateway does not answer\./);
 });
 
-test("a refused prompt goes back into the box, with the reason", async () => {
-  const talk = talkWith(new FakeApi(new ApiError("max_tokens: too many", 400)));
+test("a refused prompt goes back into the box, with the reason beside the button", async () => {
+  const talk = talkWith(new FakeApi(play(said(1, "Hello!"), DONE), new ApiError("max_tokens: too many", 400)));
   talk.drafts.chat = "Hi";
   talk.generate();
   await over(talk);
-  assert.deepEqual([talk.answer.state, talk.answer.words], ["failed", "max_tokens: too many"]);
-  assert.deepEqual([talk.drafts.chat, talk.turns], ["Hi", []]);
+  talk.drafts.chat = "And you?";
+  talk.generate();
+  await over(talk);
+  assert.deepEqual([talk.answer, talk.notice], [null, "max_tokens: too many"]);
+  assert.equal(talk.drafts.chat, "And you?");
+  assert.deepEqual(
+    talk.turns.map(({ content }) => content),
+    ["Hi", "Hello!"],
+  );
+});
+
+const ask = async (talk, words) => {
+  talk.drafts.chat = words;
+  talk.generate();
+  await over(talk);
+};
+const shown = (talk) => pathOf(talk.record.thread).map(({ content }) => content);
+
+test("another answer stands beside the first one, and either can be shown and gone on with", async () => {
+  const api = new FakeApi(play(said(1, "One"), DONE), play(said(1, "Two"), DONE), play(said(1, "Three"), DONE));
+  const talk = talkWith(api);
+  await ask(talk, "Hi");
+  talk.retry();
+  await over(talk);
+  assert.deepEqual(shown(talk), ["Hi", "Two"]);
+  assert.notEqual(api.asked[0].body.seed, api.asked[1].body.seed);
+  assert.deepEqual(api.asked[0].body.messages, api.asked[1].body.messages);
+  const first = Object.values(talk.thread.turns).find(({ content }) => content === "One");
+  talk.show(first);
+  assert.deepEqual([shown(talk), talk.answer], [["Hi", "One"], null]);
+  await ask(talk, "And?");
+  assert.deepEqual(
+    api.asked[2].body.messages.map(({ content }) => content),
+    ["Hi", "One", "And?"],
+  );
+});
+
+test("another answer that fails leaves the former one", async () => {
+  const talk = talkWith(new FakeApi(play(said(1, "One"), DONE), new ApiError("busy", 400)));
+  await ask(talk, "Hi");
+  talk.retry();
+  await over(talk);
+  assert.deepEqual([shown(talk), talk.notice, talk.drafts.chat], [["Hi", "One"], "busy", ""]);
+});
+
+test("an edited prompt is asked with what came before it, and the former one is kept", async () => {
+  const api = new FakeApi(...["One", "Two", "Three"].map((words) => play(said(1, words), DONE)));
+  const talk = talkWith(api);
+  await ask(talk, "Hi");
+  await ask(talk, "And?");
+  talk.edit(talk.turns[0]);
+  assert.equal(talk.draft, "Hi");
+  talk.drafts.chat = "Hello";
+  talk.generate();
+  await over(talk);
+  assert.deepEqual(
+    api.asked[2].body.messages.map(({ content }) => content),
+    ["Hello"],
+  );
+  assert.deepEqual([shown(talk), talk.editing], [["Hello", "Three"], 0]);
+  talk.show(Object.values(talk.thread.turns).find(({ content }) => content === "Hi"));
+  assert.deepEqual(shown(talk), ["Hi", "One", "And?", "Two"]);
+});
+
+test("a branch is a conversation of its own, and the first one is as it was", async () => {
+  const kept = new Map();
+  const talk = talkWith(new FakeApi(...["One", "Two"].map((words) => play(said(1, words), DONE))));
+  talk.onKeep = (record) => kept.set(record.id, record);
+  await ask(talk, "Hi");
+  await ask(talk, "And?");
+  const { id } = talk;
+  talk.branch(talk.turns[1]);
+  assert.notEqual(talk.id, id);
+  assert.deepEqual(shown(talk), ["Hi", "One"]);
+  talk.open(kept.get(id));
+  assert.deepEqual(shown(talk), ["Hi", "One", "And?", "Two"]);
+  assert.equal(kept.size, 2);
+});
+
+test("reasoning is kept apart from the answer, and is not sent again", async () => {
+  const thought = { id: "8f3c:0.0", data: JSON.stringify({ choices: [{ index: 0, delta: { reasoning: "Hm." } }] }) };
+  const api = new FakeApi(play(thought, said(1, "Yes."), DONE), play(said(1, "No."), DONE));
+  const talk = talkWith(api);
+  await ask(talk, "Is it?");
+  await ask(talk, "Sure?");
+  assert.deepEqual(
+    api.asked[1].body.messages.map(({ content }) => content),
+    ["Is it?", "Yes.", "Sure?"],
+  );
+  assert.equal(talk.turns[1].thought, "Hm.");
+});
+
+test("continuations become alternatives, of which the chosen one is shown", async () => {
+  const two = (at, index, content) => ({
+    id: `8f3c:${at}.0`,
+    data: JSON.stringify({ choices: [{ index, delta: { content } }] }),
+  });
+  const talk = talkWith(new FakeApi(play(two(1, 0, "One"), two(2, 1, "Two"), DONE), play(said(1, "Well."), DONE)));
+  talk.values = { ...talk.values, n: "2" };
+  await ask(talk, "Hi");
+  talk.values = { ...talk.values, n: "1" };
+  await ask(talk, "And?");
+  assert.deepEqual(shown(talk), ["Hi", "One", "And?", "Well."]);
+  assert.equal(Object.values(talk.thread.turns).filter(({ parent }) => parent === 1).length, 2);
 });
 
 test("the same answer is asked for with its confidence by its seed", async () => {
   const api = new FakeApi(play(said(1, "One"), DONE), play(said(1, "One"), DONE));
   const talk = talkWith(api);
   talk.mode = "raw";
+  talk.drafts.raw = "Once upon a time";
   talk.generate();
   await over(talk);
   talk.askForConfidence();
@@ -227,7 +332,7 @@ test("the same answer is asked for with its confidence by its seed", async () =>
   assert.deepEqual([api.asked[0].body.logprobs, api.asked[1].body.logprobs], [undefined, 5]);
 });
 
-test("what is copied asks for the answer that Generate gets, and afterwards for the one it got", async () => {
+test("what is copied asks for the answer that Send gets, and afterwards for the one it got", async () => {
   const api = new FakeApi(play(said(1, "One"), DONE));
   const talk = talkWith(api);
   talk.drafts.chat = "Hi";
@@ -267,41 +372,6 @@ test("nothing is asked while something is wrong", () => {
   assert.deepEqual([api.asked, Object.keys(talk.problems)], [[], ["max_tokens"]]);
 });
 
-test("a new conversation can be undone until something is asked", async () => {
-  const talk = talkWith(new FakeApi(play(said(1, "Hello!"), DONE), play(said(1, "Well."), DONE)));
-  talk.drafts.chat = "Hi";
-  talk.generate();
-  await over(talk);
-  const { answer, turns } = talk;
-  talk.startAnew();
-  assert.deepEqual([talk.turns, talk.answer], [[], null]);
-  talk.goBack();
-  assert.deepEqual([talk.turns, talk.answer, talk.former], [turns, answer, null]);
-  talk.startAnew();
-  talk.drafts.chat = "Anew";
-  talk.generate();
-  await over(talk);
-  assert.equal(talk.former, null);
-  talk.goBack();
-  assert.equal(talk.turns[0].content, "Anew");
-});
-
-test("a conversation that was put aside outlives a reload, where there is room to keep it", async () => {
-  const storage = new FakeStorage();
-  const talk = talkWith(new FakeApi(play(said(1, "Hello!"), DONE)), storage);
-  talk.drafts.chat = "Hi";
-  talk.generate();
-  await over(talk);
-  talk.startAnew();
-  talk.save();
-  const after = new Talk(new FakeApi(), { storage });
-  after.goBack();
-  assert.deepEqual([after.turns.length, after.answer.isOver, after.answer.choices[0].text], [1, true, "Hello!"]);
-  storage.most = storage.getItem("swarm.talk").length - 1;
-  talk.save();
-  assert.equal(new Talk(new FakeApi(), { storage }).former, null);
-});
-
 test("a context that is full is told from the report, before and after it refuses", async () => {
   const usage = { id: "8f3c:2.0", data: JSON.stringify({ choices: [], usage: { prompt_tokens: 2000, completion_tokens: 40 } }) };
   const refusal = new ApiError("the prompt has 2060 tokens", 400, "context_length_exceeded");
@@ -314,12 +384,10 @@ test("a context that is full is told from the report, before and after it refuse
   assert.equal(talk.room.level, "full");
   talk.generate();
   await over(talk);
-  assert.deepEqual([talk.answer.state, talk.answer.isTooLong], ["failed", true]);
+  assert.deepEqual([talk.answer, talk.notice], [null, "the prompt has 2060 tokens"]);
   assert.equal(talk.room.level, "full"); // the turn is in the box again
   talk.startAnew();
   assert.equal(talk.room.level, "roomy");
-  talk.goBack();
-  assert.equal(talk.room.level, "full");
 });
 
 test("an example takes the box, and the other kind of prompt keeps its words", () => {
