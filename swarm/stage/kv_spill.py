@@ -54,6 +54,8 @@ class KvSpiller:
     # sequences of which a chunk may remain to be written, as keys; the longest unserved first
     unwritten: dict[int, None] = field(default_factory=dict)
     _excluded: set[int] = field(default_factory=set)  # sequences that are not written
+    # Sequences opened before the plan's order, which may arrive after the first steps, and those that they begin with.
+    _origins: dict[int, frozenset[int]] = field(default_factory=dict)
     _names: dict[int, list[str]] = field(default_factory=dict)  # of the chunks written, by sequence
     _under_way: tuple[SentPositions, int, bool] | None = None  # with the position before, and whether no step waited
     _budget: TimeBudget = field(default_factory=lambda: TimeBudget(SHARE))
@@ -65,6 +67,8 @@ class KvSpiller:
         """Write chunks of these layers, which are the stage's, from now on."""
         self.order, self.layers = order, layers
         self._excluded = set(order.excluded)
+        self._excluded.update(number for number, origins in self._origins.items() if origins & self._excluded)
+        self._origins.clear()
         self.unwritten = dict.fromkeys(self.store.sequences)
 
     def stop(self) -> None:
@@ -72,6 +76,7 @@ class KvSpiller:
         self.order = None
         self.unwritten.clear()
         self._excluded.clear()
+        self._origins.clear()
         self._names.clear()
 
     # --- what has happened -------------------------------------------------------------------------------------------
@@ -79,6 +84,9 @@ class KvSpiller:
     def add_opened(self, items: Iterable[Open]) -> None:
         """Record that these sequences were opened, perhaps with the beginning of another one."""
         if self.order is None:
+            for item in items:
+                if item.source is not None:
+                    self._origins[item.sequence] = self._origins.get(item.source, frozenset()) | {item.source}
             return
         for item in items:
             self._names.pop(item.sequence, None)
@@ -90,6 +98,7 @@ class KvSpiller:
         """Record that these sequences are released."""
         for sequence in sequences:
             self._names.pop(sequence, None)
+            self._origins.pop(sequence, None)
             self._excluded.discard(sequence)
 
     def add_positions(self, rows: Iterable[Row]) -> None:

@@ -25,6 +25,7 @@ async def test_predicted_beside_measured_and_suppositions(
     """Pins are kept; what was predicted stands beside what is measured while it runs; `swarmctl plan --dry-run` tells
     what would be, and changes nothing; only supposing needs --dry-run."""
     options = {"SWARM_PLAN__PINS": '{"w0": "0-1"}', "SWARM_PLAN__OBJECTIVE": "throughput"}
+    options |= {"SWARM_BROKER__SPECULATION": "off"}  # a step for each token
     with Processes(Path(model_path()), tmp_path, options=options, launch=zygote) as swarm:
         swarm.start(2)
         async with AsyncClient(swarm.url, connect_timeout_s=60) as client:

@@ -66,7 +66,8 @@ class ForkServer:
 
     def run(self, root: Path, catcher: Catcher, output: Path) -> Outcome:
         """Run tests or schedules with the package and tests under ``root``."""
-        command = [*PYTEST, *catcher.tests.split()]
+        folder = root.parent / "run"  # of this server's runs: several remove each other's from pytest's own
+        command = [*PYTEST, f"--basetemp={folder}", *catcher.tests.split()]
         if not catcher.tests:
             command = [PLAY, str(root), str(catcher.first), str(catcher.count or NUM_SCHEDULES), catcher.kinds]
         order = {"root": str(root), "command": command, "output": str(output), "limit_s": LIMIT_S}

@@ -136,6 +136,12 @@ class SpillBench:
     def next_step(self) -> int:
         return self.stage.core.steps.next_step
 
+    def fork(self, sequence: int, *, source: int, shared: int, **fields: Any) -> None:
+        """Open a sequence that begins with positions of another one."""
+        params = opened(sequence).params
+        item = Open(sequence, params, 5, 3, 2048, TOKENS, source=source, shared=shared)
+        self.stage.run(step_of(self.next_step, open=(item,), **fields))
+
     def open(self, sequence: int, *, tokens: tuple[int, ...] = TOKENS, **fields: Any) -> Open:
         """A sequence is opened without a row."""
         item = opened(sequence, tokens=tokens, num_prompt=len(tokens), limit=2048)

@@ -100,15 +100,28 @@ def test_sequences_of_other_bits_and_what_begins_like_them_are_left_out(disk: Sp
     disk.order_spilling(excluded=(1,))
     disk.open(1)
     disk.compute(1, 0, 512)
-    fork = opened(2, tokens=TOKENS, limit=2048)
-    fork = type(fork)(2, fork.params, 5, 3, 2048, TOKENS, source=1, shared=512)
-    disk.stage.run(step_of(disk.next_step, open=(fork,)))
+    disk.fork(2, source=1, shared=512)
     disk.compute(2, 512, 768)
     assert disk.write_all() == []
     disk.stage.run(step_of(disk.next_step, release=(1, 2)))
     disk.open(1)  # the number has another sequence now
     disk.compute(1, 0, 512)
     assert len(disk.write_all()) == 2
+
+
+def test_sequences_that_begin_like_them_before_the_order_arrives_are_left_out(disk: SpillBench) -> None:
+    """A plan's first steps and its order come over different connections."""
+    disk.open(1)
+    disk.compute(1, 0, 512)
+    disk.stage.order(Fence(epoch=2))
+    disk.stage.activate(2, disk.next_step, ((1, 512),))
+    disk.fork(2, source=1, shared=512, epoch=2)
+    disk.fork(3, source=2, shared=512, epoch=2)
+    disk.stage.run(step_of(disk.next_step, release=(2,), epoch=2))
+    disk.open(4, epoch=2)
+    disk.compute(4, 0, 512, epoch=2)
+    disk.order_spilling(epoch=2, excluded=(1,))
+    assert {chunk.sequence for chunk in disk.write_all()} == {4}
 
 
 def test_a_truncated_sequence_is_written_again_from_where_it_differs(disk: SpillBench) -> None:
