@@ -48,9 +48,9 @@ def run(
     api_key_env: KeyOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a file of requests as a batch, show its progress, and write its answers.
+    """Run a file of requests, and write its answers.
 
-    The batch continues without this command. After Ctrl-C, or a restart of anything, the same command follows the same
+    Progress goes to stderr. The batch continues without this command. After Ctrl-C, or a restart of anything, the same command follows the same
     batch: its file's content identifies it. Exit code 1 if a request failed.
     """
     from swarm.cli.batch.run import BatchInput, create_batch, find_batch, follow, write_results
