@@ -50,8 +50,8 @@ def run(
 ) -> None:
     """Run a file of requests, and write its answers.
 
-    Progress goes to stderr. The batch continues without this command. After Ctrl-C, or a restart of anything, the same command follows the same
-    batch: its file's content identifies it. Exit code 1 if a request failed.
+    Progress goes to stderr. The batch continues without this command. After Ctrl-C, or a restart of anything, the same
+    command follows the same batch: its file's content identifies it. Exit code 1 if a request failed.
     """
     from swarm.cli.batch.run import BatchInput, create_batch, find_batch, follow, write_results
 
