@@ -40,7 +40,6 @@ LOCK = "batches.lock"
 VERSION = 1
 PAGE_BYTES = 1 << 20  # bytes of content that are read at a time
 _BUSY_S = 1.0  # seconds to wait for a reader's lock, such as a backup's
-_CHECKED_LINES = 500  # lines read at a time while a batch is checked
 
 _TABLES = """
 CREATE TABLE files (
@@ -387,19 +386,22 @@ class BatchStore:
         """Check the lines of a batch in portions: yields None after each, and the result at the end."""
         with self._errors():
             record = self._batch(self._opened, batch_id)
-        checker, last = LineChecker(record.endpoint, max_lines), 0
-        while not checker.is_full:
+        checker, last, size = LineChecker(record.endpoint, max_lines), 0, 1
+        while size and not checker.is_full:
+            size = 0
             with self._errors():
                 rows = self._opened.execute(
                     "SELECT l.number, l.is_blank, l.content FROM files f JOIN lines l ON l.file = f.number "
-                    "WHERE f.id = ? AND l.number > ? ORDER BY l.number LIMIT ?",
-                    (record.input_file_id, last, _CHECKED_LINES),
-                ).fetchall()
-            if not rows:
-                break
-            for last, blank, content in rows:
-                if not blank and not checker.is_full:
-                    checker.check(last, content)
+                    "WHERE f.id = ? AND l.number > ? ORDER BY l.number",
+                    (record.input_file_id, last),
+                )
+                for last, blank, content in rows:
+                    if not blank:
+                        checker.check(last, content)
+                    size += len(content)
+                    if size >= PAGE_BYTES or checker.is_full:
+                        break
+                rows.close()
             yield None
         errors = checker.finish()
         with self._errors():

@@ -232,6 +232,17 @@ def test_a_file_is_not_deleted_while_a_batch_reads_it(store: BatchStore) -> None
     assert store.file(record.input_file_id, "alice") is None
 
 
+def test_long_lines_are_checked_in_portions(store: BatchStore) -> None:
+    """A file is never in memory as a whole; a duplicate is found however far away it is."""
+    long = [line(number)[:-1] + b" " * (PAGE_BYTES // 2) + b"\n" for number in (1, 2, 3, 4, 1)]
+    record = add_batch(store, long)
+    steps = list(store.check_batch(record.id, 100))
+    assert steps[:-1] == [None] * 4  # the last portion is empty
+    last = steps[-1]
+    assert last is not None
+    assert [(error.code, error.line) for error in last.errors] == [("duplicate_custom_id", 5)]
+
+
 def test_a_failed_batch_shows_its_errors(store: BatchStore, tmp_path: Path) -> None:
     record = add_batch(store, [line(1), line(1)])
     checked = check(store, record)
