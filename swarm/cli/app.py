@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from swarm.cli.batch import command as batch
 from swarm.cli.bench import bench
 from swarm.cli.discover import discover
 from swarm.cli.doctor.command import doctor
@@ -86,6 +87,7 @@ config_app.command(
     epilog="Example: swarm config show --changed",
 )(show)
 app.add_typer(config_app, name="config")
+app.add_typer(batch.app, name="batch", short_help="Run files of requests at a gateway.")
 app.add_typer(systemd.app, name="systemd", short_help="Run Swarm by systemd.")
 app.command(
     "completion", short_help="Print the script that completes command lines.", epilog="Example: swarm completion bash"

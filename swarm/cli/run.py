@@ -204,7 +204,7 @@ def gateway(
     port: Annotated[int | None, typer.Option("--http", metavar="PORT", help="Port to serve. [default: 8000]")] = None,
     state_dir: Annotated[
         Path | None,
-        typer.Option("--state-dir", metavar="DIR", help="Directory of keys.json, if gateway.keys_file is not set."),
+        typer.Option("--state-dir", metavar="DIR", help="Directory of keys.json and of batches."),
     ] = None,
     logs: Annotated[
         Path | None,
@@ -218,9 +218,9 @@ def gateway(
 ) -> None:
     """Serve HTTP: any OpenAI or Anthropic client can use the swarm.
 
-    A gateway has no state of its own: there may be several, and a restarted one serves immediately. SIGTERM and Ctrl-C
-    shut it down cleanly: answers get 3 seconds to finish, and longer streams can be resumed at another gateway. Exit
-    code 78 means that it can't work with these settings.
+    A gateway has no state but its batches: there may be several, and a restarted one serves immediately. SIGTERM and
+    Ctrl-C shut it down cleanly: answers get 3 seconds to finish, and longer streams can be resumed at another gateway.
+    Exit code 78 means that it can't work with these settings.
     """
     die_with_parent()
     disable_core_dumps()

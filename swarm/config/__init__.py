@@ -14,6 +14,7 @@ from swarm.config.broker import BrokerSettings, HealthSettings, RecoverySettings
 from swarm.config.load import DEFAULTS, OTHER_VARIABLES, file_in_use, load, load_file, origins
 from swarm.config.plan import PlanSettings
 from swarm.config.sections import (
+    BatchSettings,
     ClientSettings,
     GatewaySettings,
     LogSettings,

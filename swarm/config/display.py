@@ -16,7 +16,7 @@ FROM_PROCESS: Final = "the process itself, at its start"
 _READ_BY: Final[Mapping[Process, frozenset[str]]] = {
     "broker": frozenset({"state_dir", "broker", "plan", "worker", "health", "recovery", "journal", "log"}),
     "worker": frozenset({"model", "state_dir", "worker", "client", "log"}),
-    "gateway": frozenset({"state_dir", "gateway", "swarm", "upstream", "client", "log"}),
+    "gateway": frozenset({"state_dir", "gateway", "swarm", "batch", "upstream", "client", "log"}),
 }
 _CREDENTIALS: Final = re.compile(r"://[^/@\s]+@")
 

@@ -120,6 +120,23 @@ class SwarmSettings(Section):
     aliases: list[str] = Field(default=[], description="Other names that clients may use for its model.")
 
 
+class BatchSettings(Section):
+    """Batches of requests at the gateway, which need a state directory."""
+
+    in_flight: Count = Field(
+        default=32,
+        description="Lines of all batches that run at a time, with the lowest priority. More fill larger steps, which "
+        "take longer for the answers beside them.",
+    )
+    max_file: ByteSize = Field(default=ByteSize(200 << 20), description="Bytes of an input file.")
+    max_lines: Count = Field(default=50_000, description="Requests of one batch.")
+    max_stored: ByteSize = Field(
+        default=ByteSize(4 << 30),
+        description="Bytes of all stored files and answers. Beyond, uploads are refused until files are deleted; "
+        "answers are always stored.",
+    )
+
+
 class UpstreamSettings(Section):
     """Another OpenAI-compatible server that takes whole requests."""
 
@@ -190,6 +207,7 @@ class Settings(BaseSettings):
     journal: JournalSettings = JournalSettings()
     client: ClientSettings = ClientSettings()
     gateway: GatewaySettings = GatewaySettings()
+    batch: BatchSettings = BatchSettings()
     log: LogSettings = LogSettings()
     swarm: list[SwarmSettings] = Field(
         default=[],

@@ -1,5 +1,5 @@
-"""HTTP gateway: serves OpenAI's and Anthropic's APIs on top of the swarm. It is stateless; all lasting state is the
-broker's.
+"""HTTP gateway: serves OpenAI's and Anthropic's APIs on top of the swarm. It stores batches; the broker has
+all other state.
 
 A body arrives at a route of ``app``. Its API (``apis``) checks it and turns it into an API-independent
 :class:`~swarm.gateway.completion_request.CompletionRequest`. The completion service (``completion``) makes the prompt

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,14 +17,18 @@ from swarm.gateway.apis.anthropic_writer import MessageWriter
 from swarm.gateway.apis.models import describe_model, to_anthropic_list, to_anthropic_model
 from swarm.gateway.apis.ollama_writer import OllamaWriter
 from swarm.gateway.apis.response_writer import ResponseWriter
+from swarm.gateway.batches.lines import ENDPOINTS
+from swarm.gateway.batches.service import BatchService
 from swarm.gateway.completion_request import CompletionRequest
 from swarm.gateway.console.console import Console
 from swarm.gateway.errors import ApiError
 from swarm.gateway.http.handler import CompletionHandler, CompletionJob, WriterFactory
+from swarm.gateway.http.identity import new_identity
 from swarm.gateway.http.json import JsonResponse
 from swarm.gateway.http.state import caller_of, handler_for, parse_off_loop, resume_answer, select_service, swarms_of
 from swarm.gateway.http.usage import UsageRecorder, api_of
 from swarm.gateway.resume_state import ResumeState
+from swarm.gateway.routes import batches as batch_routes
 from swarm.gateway.routes import console as pages
 from swarm.gateway.routes import conversation, messages, ollama, responses, tokenizing, vectors
 from swarm.gateway.swarms import Swarms
@@ -48,13 +51,22 @@ OLLAMA_ERRORS: Responses = {status: {**told, "model": shapes.OllamaError} for st
 MESSAGE_ERRORS: Responses = {status: {**told, "model": shapes.MessageError} for status, told in ERRORS.items()}
 
 
-def make_app(swarms: Swarms, usage: UsageRecorder | None = None, console: Console | None = None) -> FastAPI:
+def make_app(
+    swarms: Swarms,
+    usage: UsageRecorder | None = None,
+    console: Console | None = None,
+    batches: BatchService | None = None,
+) -> FastAPI:
     """Return the application on these swarms. ``usage`` records the usage of its answers."""
     usage = usage or UsageRecorder(HttpMetrics())
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        if batches is not None:
+            batches.start()
         yield
+        if batches is not None:
+            await batches.aclose()
         if console is not None:
             await console.aclose()
         await usage.aclose()
@@ -67,8 +79,12 @@ def make_app(swarms: Swarms, usage: UsageRecorder | None = None, console: Consol
     app.state.handlers = {service: CompletionHandler(service, WRITERS, usage) for service in swarms.services}
     app.state.numbers, app.state.usage = usage.metrics, usage
     app.state.more_models = []  # names of other servers' models
-    for api_router in (router, responses.router, tokenizing.router, vectors.router):
+    app.state.batches = batches
+    api_routers = (router, responses.router, tokenizing.router, vectors.router, batch_routes.router)
+    for api_router in api_routers:
         app.include_router(api_router, responses=ERRORS)
+    offered = {getattr(route, "path", "") for api_router in api_routers for route in api_router.routes}
+    app.state.batch_endpoints = [path for path in ENDPOINTS if path in offered]
     app.include_router(messages.router, responses=MESSAGE_ERRORS)
     app.include_router(ollama.router, responses=OLLAMA_ERRORS)
     if console is not None:
@@ -153,14 +169,14 @@ async def chat_completions(request: Request, body: chat.ChatBody) -> Response:
 @router.post("/v1/completions", responses=shapes.response_or_stream_doc(shapes.TextShape))
 async def text_completions(request: Request, body: completions.CompletionBody) -> Response:
     """Continue a text, or several."""
-    service, served = await select_service(request, body.model)
+    (service, served), identity = await select_service(request, body.model), new_identity(request)
 
     def parse_body() -> tuple[list[CompletionRequest], ResumeState]:
         asks = completions.to_requests(body, served)
-        return asks, completions.to_resume_state(body, asks, served, int(time.time()))
+        return asks, completions.to_resume_state(body, asks, served, identity.created)
 
     asks, memo = await parse_off_loop(request, parse_body)
-    request_id = secrets.token_hex(16)
+    request_id = identity.request_id
     job = CompletionJob(
         request_id, asks, memo, completions.CompletionWriter(memo, served, request_id), bool(body.stream)
     )

@@ -26,16 +26,25 @@ READY_S = 40.0
 class Gateway:
     """One process."""
 
-    def __init__(self, broker_url: str, logs: Path, name: str = "gateway", start: Launch = launch) -> None:
+    def __init__(
+        self,
+        broker_url: str,
+        logs: Path,
+        name: str = "gateway",
+        start: Launch = launch,
+        options: dict[str, str] | None = None,
+    ) -> None:
+        """``options``: variables of its environment."""
         self.port = free_ports(1)
         self.url = f"http://127.0.0.1:{self.port}"
         self.broker_url, self.log, self._start = broker_url, logs / f"{name}.log", start
         self.process: Any = None
+        self._options = options or {}
 
     def start(self) -> None:
         """Returns when it answers."""
         arguments = ["gateway", "--url", self.broker_url, "--http", str(self.port)]
-        self.process = self._start(arguments, os.environ | {"SWARM_LOG__FORMAT": "json"}, self.log)
+        self.process = self._start(arguments, os.environ | {"SWARM_LOG__FORMAT": "json"} | self._options, self.log)
         give_up_at = time.monotonic() + READY_S
         while status(self.url + "/health") != 200:
             if time.monotonic() > give_up_at or self.process.poll() is not None:
@@ -59,7 +68,7 @@ class Served:
 
     def __init__(self, logs: Path, start: Launch, options: dict[str, str] | None = None) -> None:
         self.swarm = Processes(model_path(), logs, options=options, launch=start)
-        self.gateway = Gateway(self.swarm.url, logs, start=start)
+        self.gateway = Gateway(self.swarm.url, logs, start=start, options=options)
 
     @property
     def url(self) -> str:

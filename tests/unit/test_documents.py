@@ -59,6 +59,8 @@ RUN = {
     "examples/live.py": "integration/test_examples.py::test_live",
     "swarm embed": "integration/test_client_commands.py::test_embeddings_are_printed",
     "swarm doctor": "unit/cli/test_doctor.py::test_the_whole_command",
+    "swarm batch list": "integration/test_batch_command.py::test_batches_are_listed_shown_and_cancelled",
+    "swarm batch run": "integration/test_batch_command.py::test_a_file_is_answered_and_not_run_twice",
     "swarm bench": "integration/test_bench.py::test_a_sweep_finds_where_a_server_is_full_and_writes_its_page",
     "swarm chat": "integration/test_client_commands.py::test_chat_remembers",
     "swarm discover": "integration/test_hosts.py::test_only_who_wishes_it_is_found",

@@ -88,6 +88,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "log",
         "config",
         "failpoints",
+        "private_files",
         "systemd",
     ),
     "bench": ("errors", "version"),

@@ -65,6 +65,11 @@ class PreparedRequest:
     served: ServedModel
     reasoning: ReasoningStart = "none"  # how the answer begins
 
+    def set_default_seed(self, seed: int) -> None:
+        """Set the seed if the request gives none."""
+        if self.params.seed is None:
+            self.params = msgspec.structs.replace(self.params, seed=seed)
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerSnapshot:
@@ -236,8 +241,8 @@ class CompletionService:
     ) -> AnswerStream:
         """Start a request. Nothing is sent before the first part is read.
 
-        ``detached``: it continues to its end without its reader; with ``keep_s``, for that long. ``on_tokens``: called
-        with the number of tokens whenever some come.
+        ``detached``: it continues to its end if this gateway ends, and closing its answer cancels it. ``on_tokens``:
+        called with the number of tokens whenever some come.
         """
         request = prepared.request
         if memo is not None:
@@ -263,7 +268,7 @@ class CompletionService:
         except ClientError as error:
             raise to_api_error(error) from None
         parts = _make_assembler(request_id or "", request.tools, prepared.reasoning, prepared.served, prepared.params.n)
-        return AnswerStream(stream, parts, num_prompt=len(prepared.ids), on_tokens=on_tokens)
+        return AnswerStream(stream, parts, num_prompt=len(prepared.ids), cancels=detached, on_tokens=on_tokens)
 
     async def prompt_progress(self, request_id: str) -> tuple[int, int] | None:
         """Return how many tokens of a request's prompt every stage has computed, and how many there are; None if the

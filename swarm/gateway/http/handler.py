@@ -19,6 +19,7 @@ from swarm.gateway.completion.served_model import ServedModel
 from swarm.gateway.completion.service import SHORT_PROMPT, Caller, CompletionService, PreparedRequest, prompt_size
 from swarm.gateway.completion_request import CompletionRequest
 from swarm.gateway.errors import ApiError, invalid_field
+from swarm.gateway.http.identity import RequestIdentity, identity_of
 from swarm.gateway.http.json import JsonResponse, request_id_headers
 from swarm.gateway.http.sse import (
     COMMENT,
@@ -34,6 +35,7 @@ from swarm.gateway.http.sse import (
 )
 from swarm.gateway.http.usage import RequestUsage, UsageRecorder
 from swarm.gateway.resume_state import ResumeState
+from swarm.params import MAX_SEED
 from swarm.wire.messages import MAX_MEMO
 
 PATIENCE_S = 0.006  # seconds to wait for an error that can still become the status; then a stream's headers go out
@@ -75,9 +77,9 @@ class CompletionHandler:
         account = self._usage.start(
             caller, job.memo.api, served.name, job.request_id, request.headers.get("traceparent")
         )
-        prompts_ready = asyncio.Event()
+        prompts_ready, identity = asyncio.Event(), identity_of(request)
         begun = asyncio.ensure_future(
-            _rename_error_field(self._submit(prompts_ready, served, caller, job, account), job)
+            _rename_error_field(self._submit(prompts_ready, served, caller, job, account, identity=identity), job)
         )
 
         def close(*, has_status: bool = True) -> None:
@@ -157,22 +159,30 @@ class CompletionHandler:
         caller: Caller,
         job: CompletionJob,
         account: RequestUsage,
+        *,
+        identity: RequestIdentity | None,
     ) -> AnswerStream | MergedAnswers:
         """Submit the requests and wait for the first part or the first error. ``prompts_ready`` is set once the prompts
-        have been made or have failed."""
+        have been made or have failed. ``identity``: of a request that continues without its reader."""
         try:
             prepared = await self._prepare(served, job)
         finally:
             prompts_ready.set()
         account.num_prompt = sum(len(order.ids) for order in prepared)
+        memo: ResumeState | None = job.memo
+        if identity is not None:
+            memo = None  # its time differs between gateways; the answer is read by submitting the request again
+            for place, order in enumerate(prepared):
+                order.set_default_seed((identity.seed + place) & MAX_SEED)
+        begin = partial(self._service.begin, detached=identity is not None, on_tokens=account.tokens)
         reading: AnswerStream | MergedAnswers
         if len(prepared) == 1:
-            reading = self._service.begin(prepared[0], caller, job.request_id, job.memo, on_tokens=account.tokens)
+            reading = begin(prepared[0], caller, job.request_id, memo)
         else:
             account.request_ids = tuple(f"{job.request_id}-{number}" for number in range(len(prepared)))
             reading = MergedAnswers(
                 [
-                    self._service.begin(order, caller, request_id, None, on_tokens=account.tokens)
+                    begin(order, caller, request_id, None)
                     for order, request_id in zip(prepared, account.request_ids, strict=True)
                 ]
             )

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from swarm.config import GatewaySettings
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
+UPLOAD_PATH = "/v1/files"  # its route reads the body as it arrives
 KEYS_CHECK_S = 0.5  # seconds between two checks of the keys' file
 # A key's limits at the console, apart from its limits for answers. An open page counts as one of the eight.
 CONSOLE_LIMITS = KeyLimits(rate_per_min=600, concurrency=8)
@@ -70,6 +71,17 @@ class AuthMiddleware:
 
     def record_usage(self, caller: Caller, counts: TokenCounts) -> None:
         self._limiter.charge(caller.tenant, counts.prompt + counts.answer, self._clock())
+
+    def check_tenant(self, tenant: str) -> ApiError | None:
+        """Return why a line of this tenant's batch may not run now: its key is gone or has used its tokens of today.
+        Other limits are for requests that somebody waits for."""
+        self._reload_keys()
+        if self._keys.keys is None or tenant == Caller().tenant:
+            return None
+        key = next((key for key in self._keys.keys.keys if key.name == tenant), None)
+        if key is None:
+            return ApiError(401, f"the key {tenant!r}, which created this batch, is revoked", code="invalid_api_key")
+        return self._limiter.check_day(key, self._clock())
 
     def usage(self, name: str) -> tuple[int, int]:
         """Return the tokens that a key has used today, and its answers in progress."""
@@ -115,7 +127,7 @@ class AuthMiddleware:
             limiter.release(key.name)
 
     async def _forward(self, scope: Scope, headers: Mapping[str, str], receive: Receive, send: Send) -> None:
-        if scope["method"] != "POST":
+        if scope["method"] != "POST" or scope["path"] == UPLOAD_PATH:
             await self._app(scope, receive, send)
             return
         declared = headers.get("content-length", "")

@@ -12,12 +12,14 @@ from swarm.api_keys.file import NAME, ReloadingKeyFile
 from swarm.config import is_loopback
 from swarm.errors import ConfigError
 from swarm.gateway.app import make_app
+from swarm.gateway.batches.service import BatchService
 from swarm.gateway.completion.service import CompletionService
 from swarm.gateway.console.console import Console, MakeClient
 from swarm.gateway.console.local_swarm import NO_LOCAL_SWARM, LocalSwarm
 from swarm.gateway.http.json import ANTHROPIC_ID, REQUEST_ID
 from swarm.gateway.http.usage import UsageRecorder
 from swarm.gateway.middleware.auth import AuthMiddleware
+from swarm.gateway.middleware.body import MAX_VALUES
 from swarm.gateway.middleware.fast_path import FastPath
 from swarm.gateway.middleware.security_headers import add_security_headers
 from swarm.gateway.swarms import Swarms
@@ -72,8 +74,16 @@ class GatewayApp:
                 settings_report,
             )
             guard.public_paths = self.console.open_paths
-        tracer = make_span_exporter(own.traces, swarms.trace)
-        self._routes_app: FastAPI = make_app(swarms, UsageRecorder(self.metrics, guard, tracer), self.console)
+        self.batches = BatchService(
+            settings.state_dir,
+            settings.batch,
+            self._routes,
+            max_line_bytes=int(own.max_body),
+            check_tenant=guard.check_tenant,
+            max_values=lambda: max(MAX_VALUES, 2 * guard.context()),
+        )
+        accounts = UsageRecorder(self.metrics, guard, make_span_exporter(own.traces, swarms.trace))
+        self._routes_app: FastAPI = make_app(swarms, accounts, self.console, self.batches)
         self._routes_app.state.more_models = self.upstreams.models
         self._fast_path = FastPath(self._routes_app)
         self.app: ASGIApp = guard if self.console is None else add_security_headers(guard)
@@ -81,7 +91,7 @@ class GatewayApp:
             self.app = CORSMiddleware(
                 self.app,
                 allow_origins=own.cors_origins,
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
                 expose_headers=[REQUEST_ID, ANTHROPIC_ID, "retry-after", "x-swarm-upstream"],
             )
@@ -90,7 +100,8 @@ class GatewayApp:
         await self._fast_path(scope, receive, send)
 
     def end_streams(self) -> None:
-        """End the streams of open consoles, which would not end by themselves."""
+        """End the streams of open consoles, which would not end by themselves, and start no more lines of batches."""
+        self.batches.stop()
         if self.console is not None:
             self.console.poller.end_streams()
 

@@ -46,6 +46,10 @@ class RateLimiter:
         used.running += 1
         return None
 
+    def check_day(self, key: ApiKey, now: float) -> ApiError | None:
+        """Return the error if the key has used its tokens of today."""
+        return _daily_limit_error(key.name, key.limits, self._usage_of(key.name, key.limits, now), now)
+
     def release(self, name: str) -> None:
         self.used[name].running -= 1
 
@@ -90,10 +94,16 @@ def _start_new_day(used: KeyUsage, now: float) -> None:
         used.day, used.tokens_today = day, 0
 
 
-def _limit_error(name: str, limits: KeyLimits, used: KeyUsage, now: float) -> ApiError | None:
+def _daily_limit_error(name: str, limits: KeyLimits, used: KeyUsage, now: float) -> ApiError | None:
     if limits.tokens_per_day and used.tokens_today >= limits.tokens_per_day:
         text = f"the key {name!r} has used its {limits.tokens_per_day} tokens of today; the next day begins at 0:00 UTC"
         return ApiError(429, text, code="tokens_per_day", retry_after_s=DAY_S - now % DAY_S)
+    return None
+
+
+def _limit_error(name: str, limits: KeyLimits, used: KeyUsage, now: float) -> ApiError | None:
+    if (problem := _daily_limit_error(name, limits, used, now)) is not None:
+        return problem
     if limits.concurrency and used.running >= limits.concurrency:
         text = f"{used.running} requests of the key {name!r} are in progress, which is its limit"
         return ApiError(429, text, code="concurrency", retry_after_s=_BUSY_S)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-import time
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -13,6 +11,7 @@ from starlette.responses import Response
 from swarm.gateway.completion.served_model import ServedModel
 from swarm.gateway.completion_request import CompletionRequest
 from swarm.gateway.http.handler import CompletionJob, WriterFactory
+from swarm.gateway.http.identity import new_identity
 from swarm.gateway.http.state import caller_of, handler_for, parse_off_loop, select_service
 from swarm.gateway.resume_state import ResumeState
 
@@ -36,14 +35,14 @@ async def answer_conversation(
     make_writer: WriterFactory,
 ) -> Response:
     """Answer a conversation. Raises ApiError."""
-    service, served = await select_service(request, body.model)
+    (service, served), identity = await select_service(request, body.model), new_identity(request)
 
     def parse_body() -> tuple[CompletionRequest, ResumeState]:
         ask = to_request(body, served)
-        return ask, to_resume_state(body, ask, int(time.time()))
+        return ask, to_resume_state(body, ask, identity.created)
 
     completion_request, resume_state = await parse_off_loop(request, parse_body)
-    request_id = secrets.token_hex(16)
+    request_id = identity.request_id
     job = CompletionJob(
         request_id, [completion_request], resume_state, make_writer(resume_state, served, request_id), bool(body.stream)
     )

@@ -105,6 +105,7 @@ def test_these_are_the_commands() -> None:
         ("swarm", "up"),
         ("swarm", "sim"),
         ("swarm", "bench"),
+        *(("swarm", "batch", name) for name in ("run", "list", "show", "cancel")),
         ("swarm", "discover"),
         ("swarm", "doctor"),
         ("swarm", "config", "check"),

@@ -69,8 +69,9 @@ class Swarm:
         return PreparedRequest(request, PROMPT, request.params, served)
 
     def begin(
-        self, prepared: PreparedRequest, caller: Caller, request_id: Any, memo: Any, *, on_tokens: Any
+        self, prepared: PreparedRequest, caller: Caller, request_id: Any, memo: Any, *, detached: bool, on_tokens: Any
     ) -> AnswerStream:
+        assert not detached  # only lines of batches are
         parts = AnswerAssembler("r", ToolOptions(), prepared.served.tool_format)
         return AnswerStream(cast("Any", self.stream), parts, num_prompt=len(prepared.ids), on_tokens=on_tokens)
 

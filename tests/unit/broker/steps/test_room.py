@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from swarm.broker.state import SequenceState
 from swarm.broker.steps.kv_capacity import MAX_PREEMPTIONS
 from swarm.wire.messages import BLOCK, Finished, SequencePosition, Tokens
@@ -164,6 +166,26 @@ def test_a_higher_class_takes_the_place_of_a_lower_one(make_bench) -> None:
     bench.say(submit("high", priority=50))
     bench.finish()
     assert _running(bench) == {"a", "high"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "blocks"),
+    [({}, 1000), ({"max_running": 4}, 1000), ({}, 40), ({"step_tokens": 64, "prefill_chunk": 64}, 1000)],
+    ids=["room for all", "all places taken", "all blocks taken", "small steps"],
+)
+def test_a_first_token_waits_for_no_line_of_a_batch(make_bench, fields: dict[str, int], blocks: int) -> None:
+    """Whether their prompts or answers are computed, and whatever they have taken: the request's prompt is in the step
+    behind the one in flight."""
+    for num_steps in (1, 4, 30):
+        bench = _small(make_bench, blocks, **fields)
+        for number in range(32):
+            bench.say(submit(f"line {number}", num_prompt=200, max_tokens=400, priority=-100, ignore_eos=True))
+        for _ in range(num_steps):
+            bench.finish()
+        bench.say(submit("person", num_prompt=40, max_tokens=4))
+        bench.finish()  # the step in flight
+        bench.finish()
+        assert bench.sequence("person").num_generated == 1
 
 
 def test_an_equal_class_takes_nothing(make_bench) -> None:

@@ -1,0 +1,162 @@
+"""Runs one line of a batch through the gateway's own routes, and turns the response into the line's answer."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from dataclasses import dataclass
+
+import msgspec
+from starlette.types import ASGIApp, Message, Scope
+
+from swarm.gateway.batches.lines import BatchLine
+from swarm.gateway.batches.objects import Answer, BatchRecord, StoredLine
+from swarm.gateway.batches.runner import LineAborted, LineAnswered, LineNotRun
+from swarm.gateway.batches.store import encode_answer
+from swarm.gateway.completion.service import Caller
+from swarm.gateway.errors import ApiError
+from swarm.gateway.http.identity import RequestIdentity
+from swarm.gateway.http.json import REQUEST_ID
+from swarm.gateway.middleware.body import decode_body
+from swarm.params import MAX_SEED
+
+LOWEST_PRIORITY = -100
+RETRY_S = 2.0  # seconds until a line runs again whose run has failed
+MAX_WAIT_S = 60.0  # seconds; the longest pause that a refusal asks for
+MAX_CONFLICTS = 3  # ids that one run tries
+# Codes of refusals that say nothing about the line: another reader took the answer over, or the gateway ends.
+_READ_ELSEWHERE = "ReadElsewhere"
+_CONFLICT = "conflict"
+
+LineEnd = LineAnswered | LineNotRun | LineAborted
+
+
+@dataclass(frozen=True, slots=True)
+class _Response:
+    status: int
+    request_id: str
+    retry_after_s: float | None
+    body: bytes
+
+    @property
+    def error_code(self) -> str:
+        try:
+            return msgspec.json.decode(self.body, type=_ErrorBody).error.code or ""
+        except msgspec.MsgspecError:
+            return ""
+
+
+class _Error(msgspec.Struct):
+    code: str | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _Error
+
+
+async def run_line(app: ASGIApp, stored: StoredLine, is_aborted: asyncio.Event, max_values: int) -> LineEnd:
+    """Run a line and return how it ended. ``is_aborted``: set to cancel it. ``max_values``: as for ``decode_body``.
+
+    The request's id and seed follow from batch and line. A prompt that changes between two runs (a template with the
+    date) cannot be the same request: then the line runs under a new id.
+    """
+    batch, number = stored.batch, stored.number
+    body = msgspec.json.encode(msgspec.json.decode(stored.content, type=BatchLine).body)
+    try:
+        decoded = decode_body(body, max_values)
+    except ApiError as problem:
+        return refuse_line(stored, problem)
+    request_id = f"{batch.id}-{number}"
+    for _ in range(MAX_CONFLICTS):
+        scope = _scope(batch, body, decoded)
+        scope["swarm.identity"] = RequestIdentity(request_id, batch.created_at, seed_of(batch.id, number))
+        response = await _request(app, scope, is_aborted)
+        if response.error_code != _CONFLICT:
+            break
+        request_id = f"{batch.id}-{number}-{secrets.token_hex(4)}"
+    return _end_of(stored, response, is_aborted=is_aborted.is_set())
+
+
+def seed_of(batch_id: str, number: int) -> int:
+    """Return the seed of a line that gives none."""
+    digest = hashlib.blake2s(f"{batch_id}/{number}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) & MAX_SEED
+
+
+def _scope(batch: BatchRecord, body: bytes, decoded: object) -> Scope:
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": batch.endpoint,
+        "raw_path": batch.endpoint.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())],
+        "client": None,
+        "server": None,
+        "owner": Caller(batch.tenant, LOWEST_PRIORITY),
+        "swarm.body": body,
+        "swarm.json": decoded,
+    }
+
+
+async def _request(app: ASGIApp, scope: Scope, is_aborted: asyncio.Event) -> _Response:
+    is_read = False
+
+    async def receive() -> Message:
+        nonlocal is_read
+        if not is_read:
+            is_read = True
+            return {"type": "http.request", "body": scope["swarm.body"], "more_body": False}
+        await is_aborted.wait()
+        return {"type": "http.disconnect"}
+
+    messages: list[Message] = []
+
+    async def send(message: Message) -> None:
+        messages.append(message)
+
+    await app(scope, receive, send)
+    headers = {name.decode().lower(): value.decode() for name, value in messages[0]["headers"]}
+    after = headers.get("retry-after", "")
+    return _Response(
+        messages[0]["status"],
+        headers.get(REQUEST_ID, ""),
+        float(after) if after.isdecimal() else None,
+        b"".join(message.get("body", b"") for message in messages[1:]),
+    )
+
+
+def _end_of(stored: StoredLine, response: _Response, *, is_aborted: bool) -> LineEnd:
+    batch_id, number = stored.batch.id, stored.number
+    if response.status < 300:
+        return LineAnswered(batch_id, number, _answer(stored, response))
+    if is_aborted:
+        return LineAborted(batch_id, number)
+    after_s = min(MAX_WAIT_S, max(RETRY_S, response.retry_after_s or 0.0))
+    if response.status in (429, 503) or response.error_code == _READ_ELSEWHERE:
+        return LineNotRun(batch_id, number, after_s)
+    answer = _answer(stored, response)
+    if response.status >= 500 and response.status != 504:
+        return LineNotRun(batch_id, number, after_s, answer)
+    return LineAnswered(batch_id, number, answer)
+
+
+def _answer(stored: StoredLine, response: _Response) -> Answer:
+    custom_id = msgspec.json.decode(stored.content, type=BatchLine).custom_id
+    told = {
+        "status_code": response.status,
+        "request_id": response.request_id,
+        "body": msgspec.Raw(response.body or b"{}"),
+    }
+    return Answer(response.status >= 300, encode_answer(stored.batch.id, stored.number, custom_id, told, None))
+
+
+def refuse_line(stored: StoredLine, problem: ApiError) -> LineEnd:
+    """Return the end of a line that does not run, for this reason."""
+    body = msgspec.json.encode(problem.to_openai())
+    return _end_of(stored, _Response(problem.status, "", problem.retry_after_s, body), is_aborted=False)

@@ -1,0 +1,621 @@
+"""Store of files, batches and answers: one SQLite file, used by one thread of one gateway.
+
+Every change is one synced transaction. Input files are stored line by line. Output and error files are the answers of
+their batch in the order of its lines, so an answer is stored once. A file that is being uploaded is invisible until it
+is whole; the next start deletes the rest of an interrupted upload.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import sqlite3
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from swarm.errors import SwarmError
+from swarm.gateway.batches.lines import LineChecker, is_blank
+from swarm.gateway.batches.objects import (
+    TIMES,
+    BatchRecord,
+    BatchStatus,
+    FileRecord,
+    LineError,
+    NewBatch,
+    StoredLine,
+)
+from swarm.gateway.batches.runner import BatchAdded, BatchChecked, Write
+from swarm.private_files import make_private_directory
+
+DIRECTORY = "batches"
+FILE = "batches.db"
+LOCK = "batches.lock"
+VERSION = 1
+PAGE_BYTES = 1 << 20  # bytes of content that are read at a time
+_BUSY_S = 1.0  # seconds to wait for a reader's lock, such as a backup's
+
+_TABLES = """
+CREATE TABLE files (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,   -- in the order of creation
+    id TEXT NOT NULL UNIQUE,
+    tenant TEXT NOT NULL,
+    filename TEXT NOT NULL,
+    purpose TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    created_at INTEGER NOT NULL,
+    is_whole INTEGER NOT NULL,
+    batch INTEGER,                              -- of an output or error file
+    is_error INTEGER
+);
+CREATE TABLE lines (
+    file INTEGER NOT NULL,
+    number INTEGER NOT NULL,                    -- from 1
+    is_blank INTEGER NOT NULL,
+    content BLOB NOT NULL,
+    PRIMARY KEY (file, number)
+) WITHOUT ROWID;
+CREATE TABLE batches (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    tenant TEXT NOT NULL,
+    endpoint TEXT NOT NULL,
+    input TEXT NOT NULL,
+    completion_window TEXT NOT NULL,
+    metadata BLOB NOT NULL,
+    status TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    expires_at INTEGER NOT NULL,
+    errors BLOB NOT NULL,
+    output TEXT,
+    error TEXT,
+    total INTEGER NOT NULL DEFAULT 0,
+    completed INTEGER NOT NULL DEFAULT 0,
+    failed INTEGER NOT NULL DEFAULT 0,
+    output_bytes INTEGER NOT NULL DEFAULT 0,
+    error_bytes INTEGER NOT NULL DEFAULT 0,
+    times BLOB NOT NULL
+);
+CREATE TABLE answers (
+    batch INTEGER NOT NULL,
+    number INTEGER NOT NULL,                    -- of the line
+    is_error INTEGER NOT NULL,
+    content BLOB NOT NULL,
+    PRIMARY KEY (batch, number)
+) WITHOUT ROWID;
+"""
+
+_FILE_COLUMNS = "id, filename, purpose, bytes, created_at"
+_BATCH_COLUMNS = (
+    "id, tenant, endpoint, input, completion_window, metadata, status, created_at, expires_at, errors, output, error, "
+    "total, completed, failed, times"
+)
+# Error of a line that has no answer when its batch ends early.
+_CLOSED = {
+    BatchStatus.expired: ("batch_expired", "This request could not be executed before the completion window expired."),
+    BatchStatus.cancelled: ("batch_cancelled", "The batch was cancelled before this request was executed."),
+}
+
+
+class StoreFailed(SwarmError):
+    """The store cannot be used now. Nothing that it has confirmed is lost."""
+
+    hint_status = 503
+
+
+class StoreFull(SwarmError):
+    """The files of all tenants together would exceed the store's limit."""
+
+    hint_status = 413
+
+
+class StoreConflict(SwarmError):
+    """The record is in a state that does not allow this."""
+
+    hint_status = 409
+
+
+class BatchStore:
+    """The store in ``directory``. Every method may raise StoreFailed."""
+
+    def __init__(self, directory: Path, max_bytes: int) -> None:
+        self._path, self._max_bytes = directory / DIRECTORY / FILE, max_bytes
+        self._lock: int | None = None
+        self._db: sqlite3.Connection | None = None
+
+    # --- opening
+
+    def open(self) -> None:
+        """Open the store, and delete what interrupted uploads left. Without effect if it is open."""
+        if self._db is not None:
+            return
+        try:
+            make_private_directory(self._path.parent)
+            self._take_lock()
+            _make_private(self._path)
+            db = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        except (OSError, sqlite3.Error) as error:
+            raise StoreFailed(f"the store of batches {self._path} can't be opened ({error})") from None
+        try:
+            with self._errors():
+                self._prepare(db)
+        except StoreFailed:
+            db.close()
+            raise
+        self._db = db
+
+    def _take_lock(self) -> None:
+        if self._lock is not None:
+            return
+        lock = os.open(self._path.with_name(LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            raise StoreFailed(
+                f"another gateway runs the batches of {self._path.parent.parent}: send requests about batches there, "
+                "or give this gateway a directory of its own with --state-dir"
+            ) from None
+        self._lock = lock
+
+    def _prepare(self, db: sqlite3.Connection) -> None:
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version > VERSION:
+            raise StoreFailed(f"the store of batches {self._path} was written by a newer Swarm: install that version")
+        db.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("BEGIN IMMEDIATE")
+        if version < VERSION:
+            for statement in _TABLES.split(";\n"):
+                db.execute(statement)
+            db.execute(f"PRAGMA user_version = {VERSION}")
+        db.execute("DELETE FROM lines WHERE file IN (SELECT number FROM files WHERE NOT is_whole)")
+        db.execute("DELETE FROM files WHERE NOT is_whole")
+        db.execute("COMMIT")
+
+    def close(self) -> None:
+        db, self._db = self._db, None
+        if db is not None:
+            db.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    # --- files
+
+    def begin_file(self, tenant: str, filename: str, now: float) -> str:
+        """Begin an upload and return the file's id."""
+        file_id = f"file-{secrets.token_hex(12)}"
+        with self._transaction() as db:
+            db.execute(
+                "INSERT INTO files (id, tenant, filename, purpose, bytes, created_at, is_whole) "
+                "VALUES (?, ?, ?, 'batch', 0, ?, 0)",
+                (file_id, tenant, filename, int(now)),
+            )
+        return file_id
+
+    def add_lines(self, file_id: str, first: int, lines: Sequence[bytes]) -> None:
+        """Add lines to an upload. Raises StoreFull."""
+        num_bytes = sum(map(len, lines))
+        with self._transaction() as db:
+            if self._num_bytes(db) + num_bytes > self._max_bytes:
+                raise StoreFull(
+                    f"files and answers of batches may take {self._max_bytes} bytes (batch.max_stored), and this file "
+                    "would exceed them: delete files that are not needed any more"
+                )
+            number = db.execute("SELECT number FROM files WHERE id = ?", (file_id,)).fetchone()[0]
+            db.executemany(
+                "INSERT INTO lines (file, number, is_blank, content) VALUES (?, ?, ?, ?)",
+                ((number, first + place, is_blank(line), line) for place, line in enumerate(lines)),
+            )
+            db.execute("UPDATE files SET bytes = bytes + ? WHERE number = ?", (num_bytes, number))
+
+    def finish_file(self, file_id: str, filename: str) -> FileRecord:
+        with self._transaction() as db:
+            db.execute("UPDATE files SET is_whole = 1, filename = ? WHERE id = ?", (filename, file_id))
+            return FileRecord(*db.execute(f"SELECT {_FILE_COLUMNS} FROM files WHERE id = ?", (file_id,)).fetchone())
+
+    def drop_upload(self, file_id: str) -> None:
+        """Delete an upload that did not become whole."""
+        with self._transaction() as db:
+            row = db.execute("SELECT number FROM files WHERE id = ? AND NOT is_whole", (file_id,)).fetchone()
+            if row is not None:
+                self._delete_content(db, row[0], None, None)
+
+    def file(self, file_id: str, tenant: str) -> FileRecord | None:
+        with self._errors():
+            row = self._opened.execute(
+                f"SELECT {_FILE_COLUMNS} FROM files WHERE id = ? AND tenant = ? AND is_whole", (file_id, tenant)
+            ).fetchone()
+        return None if row is None else FileRecord(*row)
+
+    def list_files(
+        self, tenant: str, purpose: str | None, after: str | None, limit: int, *, ascending: bool
+    ) -> tuple[list[FileRecord], bool] | None:
+        """Return a page of files, and whether there are more; None if there is no file ``after``."""
+        with self._errors():
+            rows = self._page("files", _FILE_COLUMNS, tenant, after, limit, ascending=ascending, purpose=purpose)
+        return None if rows is None else ([FileRecord(*row) for row in rows[:limit]], len(rows) > limit)
+
+    def read_content(self, file_id: str, tenant: str, after: int) -> tuple[bytes, int] | None:
+        """Return the lines of a file behind the line ``after``, about ``PAGE_BYTES`` of them, and the last one's
+        number; empty at the end. None if there is no such file."""
+        with self._errors():
+            db = self._opened
+            row = db.execute(
+                "SELECT number, batch, is_error FROM files WHERE id = ? AND tenant = ? AND is_whole", (file_id, tenant)
+            ).fetchone()
+            if row is None:
+                return None
+            number, batch, is_error = row
+            if batch is None:
+                rows = db.execute(
+                    "SELECT number, content FROM lines WHERE file = ? AND number > ? ORDER BY number", (number, after)
+                )
+            else:
+                rows = db.execute(
+                    "SELECT number, content FROM answers WHERE batch = ? AND number > ? AND is_error = ? "
+                    "ORDER BY number",
+                    (batch, after, is_error),
+                )
+            parts, size, last = [], 0, after
+            for last, content in rows:  # noqa: B007 (the last number is the result)
+                parts.append(content)
+                size += len(content)
+                if size >= PAGE_BYTES:
+                    break
+            rows.close()
+        return b"".join(parts), last
+
+    def delete_file(self, file_id: str, tenant: str) -> bool:
+        """Delete a file; return whether there was one. Raises StoreConflict while a batch reads it."""
+        with self._transaction() as db:
+            row = db.execute(
+                "SELECT number, batch, is_error FROM files WHERE id = ? AND tenant = ? AND is_whole", (file_id, tenant)
+            ).fetchone()
+            if row is None:
+                return False
+            reader = db.execute(
+                "SELECT id FROM batches WHERE input = ? AND status NOT IN ('completed', 'failed', 'expired', "
+                "'cancelled')",
+                (file_id,),
+            ).fetchone()
+            if reader is not None:
+                raise StoreConflict(f"{reader[0]} reads this file: cancel the batch first, or wait for its end")
+            self._delete_content(db, *row)
+        with self._errors():
+            self._opened.execute("PRAGMA incremental_vacuum").fetchall()
+        return True
+
+    def _delete_content(self, db: sqlite3.Connection, number: int, batch: int | None, is_error: int | None) -> None:
+        db.execute("DELETE FROM files WHERE number = ?", (number,))
+        if batch is None:
+            db.execute("DELETE FROM lines WHERE file = ?", (number,))
+            return
+        db.execute("DELETE FROM answers WHERE batch = ? AND is_error = ?", (batch, is_error))
+        column = "error_bytes" if is_error else "output_bytes"
+        db.execute(f"UPDATE batches SET {column} = 0 WHERE number = ?", (batch,))
+
+    # --- batches
+
+    def create_batch(self, new: NewBatch, now: float) -> BatchRecord | None:
+        """Create a batch in the status ``validating``; None if there is no such input file."""
+        batch_id = f"batch_{secrets.token_hex(12)}"
+        created_at = int(now)
+        with self._transaction() as db:
+            exists = db.execute(
+                "SELECT 1 FROM files WHERE id = ? AND tenant = ? AND is_whole AND purpose = 'batch'",
+                (new.input_file_id, new.tenant),
+            ).fetchone()
+            if exists is None:
+                return None
+            db.execute(
+                "INSERT INTO batches (id, tenant, endpoint, input, completion_window, metadata, status, created_at, "
+                "expires_at, errors, times) VALUES (?, ?, ?, ?, ?, ?, 'validating', ?, ?, ?, ?)",
+                (
+                    batch_id,
+                    new.tenant,
+                    new.endpoint,
+                    new.input_file_id,
+                    new.window,
+                    msgspec.json.encode(new.metadata),
+                    created_at,
+                    created_at + new.window_s,
+                    b"[]",
+                    b"{}",
+                ),
+            )
+            return self._batch(db, batch_id)
+
+    def cancel_batch(self, batch_id: str, tenant: str, now: float) -> BatchRecord | None:
+        """Record that a batch is cancelled; None if there is none. Raises StoreConflict if it has ended."""
+        with self._transaction() as db:
+            record = self._find_batch(db, batch_id, tenant)
+            if record is None:
+                return None
+            if record.status in (BatchStatus.cancelling, BatchStatus.cancelled):
+                return record
+            if record.status.is_final:
+                raise StoreConflict(f"the batch is {record.status.value} and can't be cancelled any more")
+            self._set_status(db, record, BatchStatus.cancelling, now)
+            return self._batch(db, batch_id)
+
+    def batch(self, batch_id: str, tenant: str) -> BatchRecord | None:
+        with self._errors():
+            return self._find_batch(self._opened, batch_id, tenant)
+
+    def list_batches(self, tenant: str, after: str | None, limit: int) -> tuple[list[BatchRecord], bool] | None:
+        """Return a page of batches, the newest first, and whether there are more; None if there is no batch
+        ``after``."""
+        with self._errors():
+            rows = self._page("batches", _BATCH_COLUMNS, tenant, after, limit, ascending=False)
+        return None if rows is None else ([_to_batch(row) for row in rows[:limit]], len(rows) > limit)
+
+    # --- running
+
+    def load_batches(self) -> list[BatchAdded]:
+        """Return the unfinished batches with their unanswered lines."""
+        with self._errors():
+            rows = self._opened.execute(
+                "SELECT id, tenant, status, expires_at FROM batches WHERE status NOT IN ('completed', 'failed', "
+                "'expired', 'cancelled') ORDER BY number"
+            ).fetchall()
+            return [
+                BatchAdded(batch_id, tenant, BatchStatus(status), expires_at, self._pending(batch_id))
+                for batch_id, tenant, status, expires_at in rows
+            ]
+
+    def _pending(self, batch_id: str) -> tuple[int, ...]:
+        rows = self._opened.execute(
+            "SELECT l.number FROM batches b JOIN files f ON f.id = b.input JOIN lines l ON l.file = f.number "
+            "WHERE b.id = ? AND NOT l.is_blank "
+            "AND NOT EXISTS (SELECT 1 FROM answers a WHERE a.batch = b.number AND a.number = l.number) "
+            "ORDER BY l.number",
+            (batch_id,),
+        )
+        return tuple(number for (number,) in rows)
+
+    def check_batch(self, batch_id: str, max_lines: int) -> Iterator[BatchChecked | None]:
+        """Check the lines of a batch in portions: yields None after each, and the result at the end."""
+        with self._errors():
+            record = self._batch(self._opened, batch_id)
+        checker, last, size = LineChecker(record.endpoint, max_lines), 0, 1
+        while size and not checker.is_full:
+            size = 0
+            with self._errors():
+                rows = self._opened.execute(
+                    "SELECT l.number, l.is_blank, l.content FROM files f JOIN lines l ON l.file = f.number "
+                    "WHERE f.id = ? AND l.number > ? ORDER BY l.number",
+                    (record.input_file_id, last),
+                )
+                for last, blank, content in rows:
+                    if not blank:
+                        checker.check(last, content)
+                    size += len(content)
+                    if size >= PAGE_BYTES or checker.is_full:
+                        break
+                rows.close()
+            yield None
+        errors = checker.finish()
+        with self._errors():
+            pending = () if errors else self._pending(batch_id)
+        with self._transaction() as db:
+            db.execute("UPDATE batches SET total = ? WHERE id = ?", (0 if errors else checker.num_lines, batch_id))
+        yield BatchChecked(batch_id, pending, errors)
+
+    def read_line(self, batch_id: str, number: int) -> StoredLine:
+        with self._errors():
+            record = self._batch(self._opened, batch_id)
+            content = self._opened.execute(
+                "SELECT l.content FROM files f JOIN lines l ON l.file = f.number WHERE f.id = ? AND l.number = ?",
+                (record.input_file_id, number),
+            ).fetchone()[0]
+        return StoredLine(record, number, content)
+
+    def write(self, write: Write, now: float) -> list[BatchRecord]:
+        """Write answers and moves in one transaction. An answer that a line already has stays. Returns the batches that
+        moved."""
+        with self._transaction() as db:
+            for batch_id, number, answer in write.answers:
+                done = db.execute(
+                    "INSERT OR IGNORE INTO answers SELECT number, ?, ?, ? FROM batches WHERE id = ?",
+                    (number, answer.is_error, answer.content, batch_id),
+                ).rowcount
+                if done:
+                    self._count(db, batch_id, answer.is_error, 1, len(answer.content))
+            for move in write.moves:
+                record = self._batch(db, move.id)
+                if record.status.is_final:
+                    continue  # written before
+                status = move.status
+                if record.status is BatchStatus.cancelling:
+                    status = BatchStatus.cancelled if status.is_final else BatchStatus.cancelling
+                if status in _CLOSED:
+                    self._close_lines(db, move.id, status)
+                self._set_status(db, record, status, now, move.errors)
+            return [self._batch(db, move.id) for move in write.moves]
+
+    def _close_lines(self, db: sqlite3.Connection, batch_id: str, status: BatchStatus) -> None:
+        """Give every line without an answer the error of a batch that ended early."""
+        code, message = _CLOSED[status]
+        key, file = db.execute(
+            "SELECT b.number, f.number FROM batches b JOIN files f ON f.id = b.input WHERE b.id = ?", (batch_id,)
+        ).fetchone()
+        for number in self._pending(batch_id):
+            line = db.execute("SELECT content FROM lines WHERE file = ? AND number = ?", (file, number)).fetchone()[0]
+            content = encode_answer(batch_id, number, _custom_id(line), None, {"code": code, "message": message})
+            db.execute("INSERT INTO answers VALUES (?, ?, 1, ?)", (key, number, content))
+            self._count(db, batch_id, True, 1, len(content))
+        db.execute("UPDATE batches SET total = completed + failed WHERE number = ?", (key,))
+
+    def _count(self, db: sqlite3.Connection, batch_id: str, is_error: bool, num: int, num_bytes: int) -> None:
+        counted, measured = ("failed", "error_bytes") if is_error else ("completed", "output_bytes")
+        db.execute(
+            f"UPDATE batches SET {counted} = {counted} + ?, {measured} = {measured} + ? WHERE id = ?",
+            (num, num_bytes, batch_id),
+        )
+
+    def _set_status(
+        self,
+        db: sqlite3.Connection,
+        record: BatchRecord,
+        status: BatchStatus,
+        now: float,
+        errors: Sequence[LineError] = (),
+    ) -> None:
+        times = dict(record.times)
+        if f"{status.value}_at" in TIMES:
+            times.setdefault(f"{status.value}_at", int(now))
+        if status is BatchStatus.completed:
+            times.setdefault("in_progress_at", int(now))
+        if status.is_final and status is not BatchStatus.failed:
+            times.setdefault("finalizing_at", int(now))
+            self._publish(db, record.id, now)
+        db.execute(
+            "UPDATE batches SET status = ?, errors = ?, times = ? WHERE id = ?",
+            (status.value, msgspec.json.encode(errors), msgspec.json.encode(times), record.id),
+        )
+
+    def _publish(self, db: sqlite3.Connection, batch_id: str, now: float) -> None:
+        """Create the output and error files of a batch that ends."""
+        number, tenant, completed, failed, *sizes = db.execute(
+            "SELECT number, tenant, completed, failed, output_bytes, error_bytes FROM batches WHERE id = ?", (batch_id,)
+        ).fetchone()
+        for column, is_error, count, size in (("output", 0, completed, sizes[0]), ("error", 1, failed, sizes[1])):
+            if not count:
+                continue
+            file_id = f"file-{secrets.token_hex(12)}"
+            db.execute(
+                "INSERT INTO files (id, tenant, filename, purpose, bytes, created_at, is_whole, batch, is_error) "
+                "VALUES (?, ?, ?, 'batch_output', ?, ?, 1, ?, ?)",
+                (file_id, tenant, f"{batch_id}_{column}.jsonl", size, int(now), number, is_error),
+            )
+            db.execute(f"UPDATE batches SET {column} = ? WHERE number = ?", (file_id, number))
+
+    # --- inside
+
+    @property
+    def _opened(self) -> sqlite3.Connection:
+        if self._db is None:
+            raise StoreFailed(f"the store of batches {self._path} is not open")
+        return self._db
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            damaged = isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
+            remedy = f"put back a backup, or move {self._path} away" if damaged else "free disk space"
+            raise StoreFailed(f"the store of batches can't be used ({error}): {remedy}; nothing is lost") from None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        db = self._opened
+        with self._errors():
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+                db.execute("COMMIT")
+            finally:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+
+    def _num_bytes(self, db: sqlite3.Connection) -> int:
+        """Return the bytes of all files, those being uploaded included, and of all answers."""
+        uploads = db.execute("SELECT COALESCE(SUM(bytes), 0) FROM files WHERE batch IS NULL").fetchone()[0]
+        answers = db.execute("SELECT COALESCE(SUM(output_bytes + error_bytes), 0) FROM batches").fetchone()[0]
+        return int(uploads + answers)
+
+    def _page(
+        self,
+        table: str,
+        columns: str,
+        tenant: str,
+        after: str | None,
+        limit: int,
+        *,
+        ascending: bool,
+        purpose: str | None = None,
+    ) -> list[tuple[Any, ...]] | None:
+        wanted, values = ["tenant = ?"], [tenant]
+        if table == "files":
+            wanted.append("is_whole")
+        if purpose is not None:
+            wanted.append("purpose = ?")
+            values.append(purpose)
+        if after is not None:
+            row = self._opened.execute(
+                f"SELECT number FROM {table} WHERE id = ? AND tenant = ?", (after, tenant)
+            ).fetchone()
+            if row is None:
+                return None
+            wanted.append(f"number {'>' if ascending else '<'} ?")
+            values.append(row[0])
+        order = "ASC" if ascending else "DESC"
+        return self._opened.execute(
+            f"SELECT {columns} FROM {table} WHERE {' AND '.join(wanted)} ORDER BY number {order} LIMIT ?",
+            (*values, limit + 1),
+        ).fetchall()
+
+    def _find_batch(self, db: sqlite3.Connection, batch_id: str, tenant: str) -> BatchRecord | None:
+        row = db.execute(
+            f"SELECT {_BATCH_COLUMNS} FROM batches WHERE id = ? AND tenant = ?", (batch_id, tenant)
+        ).fetchone()
+        return None if row is None else _to_batch(row)
+
+    def _batch(self, db: sqlite3.Connection, batch_id: str) -> BatchRecord:
+        return _to_batch(db.execute(f"SELECT {_BATCH_COLUMNS} FROM batches WHERE id = ?", (batch_id,)).fetchone())
+
+
+def _to_batch(row: tuple[Any, ...]) -> BatchRecord:
+    """Return the record of a row with ``_BATCH_COLUMNS``, which are the record's fields in their order."""
+    values = dict(zip((field.name for field in fields(BatchRecord)), row, strict=True))
+    for name in ("metadata", "errors", "times"):
+        values[name] = msgspec.json.decode(values[name])
+    return msgspec.convert(values, BatchRecord)
+
+
+def _custom_id(line: bytes) -> str:
+    try:
+        return msgspec.json.decode(line, type=_Named).custom_id
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""  # the batch ended before its lines were checked
+
+
+class _Named(msgspec.Struct):
+    custom_id: str
+
+
+def encode_answer(
+    batch_id: str,
+    number: int,
+    custom_id: str,
+    response: dict[str, object] | None,
+    error: dict[str, object] | None,
+) -> bytes:
+    """Return a line of an output or error file."""
+    name = f"batch_req_{batch_id.removeprefix('batch_')}_{number}"
+    line = {"id": name, "custom_id": custom_id, "response": response, "error": error}
+    return msgspec.json.encode(line) + b"\n"
+
+
+def _make_private(path: Path) -> None:
+    """Create the file for its owner alone. SQLite gives its log and index the same mode. Raises StoreFailed if others
+    may read it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        status = os.fstat(fd)
+    finally:
+        os.close(fd)  # before SQLite opens it: closing a file drops this process's locks on it
+    if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode):
+        raise StoreFailed(f"{path} belongs to another user: name another directory with --state-dir")
+    if status.st_mode & 0o077:
+        raise StoreFailed(f"others may read {path}, which has prompts and answers: chmod 600 {path}")
