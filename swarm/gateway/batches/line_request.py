@@ -98,7 +98,7 @@ def _scope(batch: BatchRecord, body: bytes, decoded: object) -> Scope:
         "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())],
         "client": None,
         "server": None,
-        "owner": Caller(batch.tenant, LOWEST_PRIORITY),
+        "owner": Caller(batch.tenant, LOWEST_PRIORITY, models=frozenset(batch.models)),
         "swarm.body": body,
         "swarm.json": decoded,
     }

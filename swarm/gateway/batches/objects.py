@@ -94,6 +94,7 @@ class NewBatch:
     input_file_id: str
     window: str
     metadata: dict[str, str]
+    models: tuple[str, ...] = ()  # the only models that its caller may use; empty: all
 
     @property
     def window_s(self) -> int:
@@ -120,6 +121,7 @@ class BatchRecord:
     num_completed: int = 0
     num_failed: int = 0
     times: dict[str, int] = field(default_factory=dict)
+    models: tuple[str, ...] = ()  # as in ``NewBatch``
 
     def to_json(self) -> dict[str, Any]:
         listed = [{"code": e.code, "message": e.message, "param": e.param, "line": e.line} for e in self.errors]

@@ -80,7 +80,8 @@ CREATE TABLE batches (
     failed INTEGER NOT NULL DEFAULT 0,
     output_bytes INTEGER NOT NULL DEFAULT 0,
     error_bytes INTEGER NOT NULL DEFAULT 0,
-    times BLOB NOT NULL
+    times BLOB NOT NULL,
+    models BLOB NOT NULL
 );
 CREATE TABLE answers (
     batch INTEGER NOT NULL,
@@ -94,7 +95,7 @@ CREATE TABLE answers (
 _FILE_COLUMNS = "id, filename, purpose, bytes, created_at"
 _BATCH_COLUMNS = (
     "id, tenant, endpoint, input, completion_window, metadata, status, created_at, expires_at, errors, output, error, "
-    "total, completed, failed, times"
+    "total, completed, failed, times, models"
 )
 # Error of a line that has no answer when its batch ends early.
 _CLOSED = {
@@ -318,7 +319,7 @@ class BatchStore:
                 return None
             db.execute(
                 "INSERT INTO batches (id, tenant, endpoint, input, completion_window, metadata, status, created_at, "
-                "expires_at, errors, times) VALUES (?, ?, ?, ?, ?, ?, 'validating', ?, ?, ?, ?)",
+                "expires_at, errors, times, models) VALUES (?, ?, ?, ?, ?, ?, 'validating', ?, ?, ?, ?, ?)",
                 (
                     batch_id,
                     new.tenant,
@@ -330,6 +331,7 @@ class BatchStore:
                     created_at + new.window_s,
                     b"[]",
                     b"{}",
+                    msgspec.json.encode(new.models),
                 ),
             )
             return self._batch(db, batch_id)
@@ -578,7 +580,7 @@ class BatchStore:
 def _to_batch(row: tuple[Any, ...]) -> BatchRecord:
     """Return the record of a row with ``_BATCH_COLUMNS``, which are the record's fields in their order."""
     values = dict(zip((field.name for field in fields(BatchRecord)), row, strict=True))
-    for name in ("metadata", "errors", "times"):
+    for name in ("metadata", "errors", "times", "models"):
         values[name] = msgspec.json.decode(values[name])
     return msgspec.convert(values, BatchRecord)
 

@@ -116,12 +116,14 @@ async def create_batch(request: Request, body: BatchBody) -> Response:
     if body.endpoint not in offered:
         raise invalid_field("endpoint", f"must be one of {', '.join(offered)}, not {body.endpoint[:80]!r}")
     parse_window(body.completion_window)
+    caller = caller_of(request)
     new = NewBatch(
-        caller_of(request).tenant,
+        caller.tenant,
         body.endpoint,
         body.input_file_id,
         body.completion_window,
         check_metadata(body.metadata or {}),
+        tuple(sorted(caller.models)),
     )
     return JsonResponse((await service_of(request).create_batch(new)).to_json())
 
