@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import typer
 
-from swarm import Client
+from swarm import AsyncClient, Client
 from swarm.admin.orders import standby_report
 from swarm.admin.report_rows import read_rows
 from swarm.cli.main import run as run_swarm
@@ -305,12 +305,18 @@ def test_generate_at_a_terminal(broker: FakeBroker, monkeypatch: pytest.MonkeyPa
     assert (json.loads(out)["text"], err) == ("hello#0", "")
 
 
+async def _until_serving(processes: Processes) -> None:
+    async with AsyncClient(processes.url, connect_timeout_s=30.0) as client:
+        await processes.until_serving(client, 1)
+
+
 def test_embeddings_are_printed(
     zygote: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A line for each text, from arguments or stdin; --json has token counts."""
     with Processes(model_path(), tmp_path, launch=zygote) as processes:
         processes.start(1)
+        asyncio.run(_until_serving(processes))
         arguments = ("embed", "--url", processes.url, "--timeout", "60", "--dimensions", "4")
         assert swarm(*arguments, "The cat.", "A dog barks.") == 0
         lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
