@@ -34,7 +34,7 @@ export function healedLine(store, talk, api) {
 
   const note = (answer, fields) => {
     checks.set(answer, { ...checks.get(answer), ...fields });
-    draw();
+    talk.changed(); // drawn with the answer
   };
   const check = async (answer) => {
     const again = new Answer(answer.request, Date.now());
@@ -69,6 +69,6 @@ export function healedLine(store, talk, api) {
     const state = !again?.isOver ? "runs" : isSame ? "equal" : again.state === "ended" ? "differs" : "none";
     setBadge(verdict, state, { runs: "running", none: "not finished" }[state] ?? state);
   };
-  store.subscribe(["recoveries"], draw);
+  store.subscribe(["recoveries"], () => talk.changed());
   return { element, draw };
 }
