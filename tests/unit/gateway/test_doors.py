@@ -193,7 +193,7 @@ async def test_without_a_journal_the_service_is_unavailable_for_a_while(gateway:
         assert "disk full" in (told if path.startswith("/api/") else told["message"])
 
 
-@pytest.mark.parametrize("path", ["/v1/images/generations", "/v1/audio/speech", "/v1/batches"])
+@pytest.mark.parametrize("path", ["/v1/images/generations", "/v1/audio/speech", "/v1/fine_tuning/jobs"])
 async def test_a_place_that_is_not_offered_is_refused_by_its_name_and_a_code(gateway: Gateway, path: str) -> None:
     answer = await gateway.http.post(path, json={})
     told = answer.json()["error"]

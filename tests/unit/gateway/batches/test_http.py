@@ -93,7 +93,7 @@ class Gateway:
     def __init__(self, directory: Path | None, settings: BatchSettings | None = None) -> None:
         self.client, self.now, self.is_stopped = Client(), 1_000_000.0, False
         own = Settings(state_dir=directory, gateway=GatewaySettings(), batch=settings or BatchSettings())
-        self.app = GatewayApp(own, CompletionService(self.client))  # type: ignore[arg-type]
+        self.app = GatewayApp(own, [CompletionService(self.client)])  # type: ignore[arg-type]
         self.app.batches._clock = lambda: self.now
         transport = httpx.ASGITransport(self.app.app, client=("127.0.0.1", 1))
         self.http = httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
