@@ -62,6 +62,7 @@ GOALS = {  # the least ratio, by case and number of sequences
     ("draft", 1): 1.6,
     ("hosts", 1): 3.0,
 }
+HOSTS_LAYERS = 16
 GOAL_ONE_HOST = 1.2  # two hosts with speculation against the best single one without
 DELAY_S = 0.02  # of a frame between the two hosts
 SCHEMA = {
@@ -231,6 +232,8 @@ async def on_hosts(case: Case, rounds: int, repeats: int) -> Measured:
             stack.enter_context(far_away(hosts["far"], DELAY_S))
             async with AsyncExitStack() as swarms:
                 two = OnHosts([hosts["near"], hosts["near"], hosts["far"]], hosts["laptop"], case.model, 2, "batch")
+                # as if no host had memory for the whole model, which the planner would leave on one of them
+                two.settings["SWARM_PLAN__CAPS"] = json.dumps({f"w{n}": HOSTS_LAYERS // 2 for n in range(2)})
                 one = OnHosts([hosts["single"], hosts["single"]], hosts["laptop"], case.model, 1, "batch")
                 for swarm in (two, one):
                     swarm.settings["SWARM_BROKER__PREFIX_CACHE"] = "false"
@@ -296,7 +299,7 @@ def make_cases(arguments: argparse.Namespace) -> list[Case]:
         options = {"max_tokens": new, "ignore_eos": True}
         chosen.append(Case("draft", 1, model, partial(random_prompts, 4096), options, draft=draft))
     if "hosts" in arguments.cases:
-        chosen.append(Case("hosts", 1, copier(folder, 2048, 16), edits, drawn))
+        chosen.append(Case("hosts", 1, copier(folder, 2048, HOSTS_LAYERS), edits, drawn))
     return [case for case in chosen if not arguments.sequences or case.sequences in arguments.sequences]
 
 
