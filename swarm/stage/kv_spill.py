@@ -54,8 +54,9 @@ class KvSpiller:
     # sequences of which a chunk may remain to be written, as keys; the longest unserved first
     unwritten: dict[int, None] = field(default_factory=dict)
     _excluded: set[int] = field(default_factory=set)  # sequences that are not written
-    # Sequences opened before the plan's order, which may arrive after the first steps, and those that they begin with.
-    _origins: dict[int, frozenset[int]] = field(default_factory=dict)
+    # Of sequences opened before the plan's order, which may arrive after the first steps: the sequence of an earlier
+    # plan that they begin with.
+    _origins: dict[int, int] = field(default_factory=dict)
     _names: dict[int, list[str]] = field(default_factory=dict)  # of the chunks written, by sequence
     _under_way: tuple[SentPositions, int, bool] | None = None  # with the position before, and whether no step waited
     _budget: TimeBudget = field(default_factory=lambda: TimeBudget(SHARE))
@@ -67,7 +68,7 @@ class KvSpiller:
         """Write chunks of these layers, which are the stage's, from now on."""
         self.order, self.layers = order, layers
         self._excluded = set(order.excluded)
-        self._excluded.update(number for number, origins in self._origins.items() if origins & self._excluded)
+        self._excluded.update([number for number, origin in self._origins.items() if origin in self._excluded])
         self._origins.clear()
         self.unwritten = dict.fromkeys(self.store.sequences)
 
@@ -86,7 +87,7 @@ class KvSpiller:
         if self.order is None:
             for item in items:
                 if item.source is not None:
-                    self._origins[item.sequence] = self._origins.get(item.source, frozenset()) | {item.source}
+                    self._origins[item.sequence] = self._origins.get(item.source, item.source)
             return
         for item in items:
             self._names.pop(item.sequence, None)

@@ -170,7 +170,7 @@ def _is_deadline_unreachable(state: State, sequence: Sequence, max_tokens_per_st
     if deadline is None:
         return False
     may_end_early = not params.ignore_eos or params.stop or params.stop_token_ids  # tokens it must generate at least
-    least = params.min_tokens if may_end_early else params.max_tokens
+    least = 0 if params.vector is not None else params.min_tokens if may_end_early else params.max_tokens
     num_steps = max(1, math.ceil((least - sequence.num_generated) / max_tokens_per_step))
     return now + num_steps * state.costs.min_step_s > deadline
 

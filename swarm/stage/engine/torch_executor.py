@@ -225,6 +225,7 @@ class TorchExecutor:
 
     def shrink(self, sequence: int, limit: int) -> None:
         self._arena.shrink(sequence, limit)
+        self._vectors.drop(sequence)
 
     def release(self, sequence: int) -> None:
         self._arena.release(sequence)

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 
 from swarm.errors import IllegalMove
-from swarm.stage.executor import Batch, VectorJob
-from swarm.wire.messages import Failure, SequenceVector
+from swarm.stage.executor import Batch
+from swarm.wire.messages import Failure, Row, SequenceVector
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Sum:
     position: int  # positions added so far
     total: NDArray[np.float64]
@@ -48,12 +48,14 @@ class VectorPool:
         heads = None if scores is None else scores.to("cpu", torch.float32).numpy()
         vectors: list[SequenceVector] = []
         failed: list[Failure] = []
+        sums: dict[int, _Sum] = {}  # kept only at the end: a step that lacked memory is computed again
         num_pooled = num_scores = 0
         for job in batch.vectors:
             row = batch.rows[job.row]
             vector: NDArray[np.float32] | None = None
             if job.kind == "mean":
-                vector = self._add(job, batch, outputs[num_pooled : num_pooled + row.count])
+                total = sums[row.sequence] = self._add(row, outputs[num_pooled : num_pooled + row.count])
+                vector = (total.total / total.position).astype(np.float32) if job.is_end else None
                 num_pooled += row.count
             elif job.is_end and job.kind == "last":
                 vector = outputs[num_pooled]
@@ -70,24 +72,22 @@ class VectorPool:
             else:
                 reason = f"the model gave a vector with numbers that are not finite; its weights, or {dtype}, are unfit"
                 failed.append(Failure(row.sequence, reason))
-        return BatchVectors(tuple(vectors), tuple(failed))
+        result = BatchVectors(tuple(vectors), tuple(failed))
+        self.sums.update(sums)
+        for job in batch.vectors:
+            if job.is_end:
+                self.sums.pop(batch.rows[job.row].sequence, None)
+        return result
 
-    def _add(self, job: VectorJob, batch: Batch, outputs: NDArray[np.float32]) -> NDArray[np.float32] | None:
-        """Add a row to its sequence's sum; return the mean after the last row."""
-        row = batch.rows[job.row]
-        if row.start == 0:
-            self.sums[row.sequence] = _Sum(0, np.zeros(outputs.shape[1], np.float64))
-        held = self.sums.get(row.sequence)
+    def _add(self, row: Row, outputs: NDArray[np.float32]) -> _Sum:
+        """Return a sequence's sum with the outputs of its next row."""
+        held = self.sums.get(row.sequence) if row.start else _Sum(0, np.zeros(outputs.shape[1], np.float64))
         if held is None or held.position != row.start:
             raise IllegalMove(f"sequence {row.sequence} goes on at {row.start}, but its sum is not there")
+        total = held.total.copy()
         for output in outputs:
-            held.total += output
-        held.position += row.count
-        if not job.is_end:
-            return None
-        mean: NDArray[np.float32] = (held.total / held.position).astype(np.float32)
-        del self.sums[row.sequence]
-        return mean
+            total += output
+        return _Sum(row.start + row.count, total)
 
     def drop(self, sequence: int) -> None:
         """Drop a sequence's sum; one that is not kept is no error."""
