@@ -15,6 +15,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 
 from swarm.errors import IllegalMove, ModelError
 from swarm.params import SamplingParams, VectorKind
+from swarm.stage.engine.vectors import VectorPool
 from swarm.stage.executor import Batch, ForwardResult, SampleJob, VectorJob
 from swarm.stage.model import program
 from swarm.stage.model.checkpoint import Checkpoint
@@ -123,6 +124,17 @@ def test_a_mean_never_goes_on_without_its_sum(cutter: Cutter, llama: Path) -> No
     run(pipeline, [Row(1, 0, 40, False)], TEXT[:40], {})
     with pytest.raises(IllegalMove, match="sum is not there"):
         run(pipeline, [Row(1, 40, 10, True)], TEXT[40:50], {1: "mean"})
+
+
+def test_a_step_that_fails_leaves_the_sums_as_they_were() -> None:
+    """It may be computed again, in pieces."""
+    pool, outputs = VectorPool(), [torch.ones(4, 8)]
+    rows = (Row(1, 0, 2, False), Row(2, 2, 2, False))
+    jobs = (VectorJob(0, "mean", is_end=False), VectorJob(1, "mean", is_end=True))
+    batch = Batch(rows, np.zeros(4, np.int64), None, (), vectors=jobs)
+    with pytest.raises(IllegalMove, match="its sum is not there"):
+        pool.compute(batch, None, outputs, "float32")
+    assert pool.sums == {}
 
 
 def test_numbers_that_are_not_finite_fail_the_request(cutter: Cutter, llama: Path, monkeypatch: Any) -> None:

@@ -13,7 +13,7 @@ from swarm.broker.requests.durability import restore_request
 from swarm.broker.state.journal_snapshot import RequestRecord, SequenceRecord
 from swarm.broker.steps import scheduler
 from swarm.params import VectorKind
-from swarm.wire.messages import Ack, Finished, Rejected, Sampled, SequenceVector, Submit
+from swarm.wire.messages import Ack, Finished, Rejected, Sampled, SequenceVector, Stop, Submit
 from tests.unit.broker.bench import Bench, done_of, request_settings, said, settings, submit
 
 VECTOR = b"12345678"  # two float32, the size of the fake model's hidden states
@@ -67,6 +67,23 @@ def test_a_vector_that_nobody_asked_for_and_a_token_for_one_are_misplaced(servin
     serving.say(ask(request_id="s"))
     finish(serving, sampled=(Sampled(2, 3, 5, ()),))
     assert serving.state.counters["misplaced_tokens"] == 1
+
+
+def test_no_stop_of_a_text_ends_it(serving: Bench) -> None:
+    serving.say(ask())
+    serving.say(Stop(request_id="r", index=0, at_index=0))
+    finish(serving, SequenceVector(1, 3, VECTOR))
+    assert serving.state.requests["r"].sequences[0].vector == VECTOR
+    assert serving.state.counters["late_stops"] == 1
+
+
+def test_its_deadline_counts_no_tokens(serving: Bench) -> None:
+    serving.say(submit("measures", max_tokens=4))
+    while serving.pipe:
+        serving.tick(1.0)
+        serving.finish()
+    serving.say(submit("r", vector="last", ignore_eos=True, max_tokens=100, deadline_s=20.0))
+    assert serving.pipe[0].rows
 
 
 def test_a_prompt_may_fill_the_context(serving: Bench) -> None:
