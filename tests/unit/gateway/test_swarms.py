@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 
 from swarm.api_keys.file import update_keys
 from swarm.api_keys.keys import KeyLimits, make_key
+from swarm.client.results import VectorAnswer
 from swarm.config import GatewaySettings, Settings, UpstreamSettings
 from swarm.errors import InvalidRequest, Unavailable
 from swarm.gateway.completion.service import Caller, CompletionService
@@ -38,6 +40,9 @@ BODIES: dict[str, Json] = {
     "/api/chat": {"messages": HELLO, "stream": False},
     "/api/generate": {"prompt": "a", "stream": False},
     "/api/show": {},
+    "/v1/embeddings": {"input": "a"},
+    "/api/embed": {"input": "a"},
+    "/api/embeddings": {"prompt": "a"},
 }
 
 
@@ -64,6 +69,9 @@ class Client:
     def stream(self, _prompt: object, _params: object, *, request_id: str, **_: object) -> Stream:
         self.asked.append(request_id)
         return Stream(None, late=False)
+
+    async def compute_vectors(self, sources: list[tuple[int, ...]], _params: object, **_: object) -> list[VectorAnswer]:
+        return [VectorAnswer("r", array("f", [3.0, 4.0]).tobytes(), len(ids)) for ids in sources]
 
     async def recall(self, request_id: str) -> Any:
         if self.is_away:
