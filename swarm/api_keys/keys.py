@@ -22,6 +22,7 @@ _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")
 _KEY = re.compile(r"^sk-swarm-([0-9a-f]{12})-([A-Za-z0-9_-]{43})$")  # The id in 6 bytes, the secret in 32 bytes.
 _HASH_BYTES = 32
 MAX_KEYS = 10_000
+KEYLESS_TENANT = "http"  # tenant of requests without a key
 
 
 class KeyLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -63,6 +64,7 @@ def _hash(secret: str, salt: str) -> str:
     return blake2b(secret.encode(), digest_size=_HASH_BYTES, salt=bytes.fromhex(salt)).hexdigest()
 
 
+# Compared instead of an unknown key, so that timing does not reveal which ids exist.
 _NO_KEY = ApiKey("", "", "00" * 16, "0" * 2 * _HASH_BYTES, "")
 
 
@@ -70,8 +72,10 @@ def make_key(
     name: str, limits: KeyLimits, created: str, *, admin: bool = False, models: tuple[str, ...] = ()
 ) -> tuple[ApiKey, str]:
     """Create a key: return the record to store, and the text for its owner, which is shown once. Raises ConfigError."""
-    if not _NAME.fullmatch(name):  # Compared instead of an unknown key, so that timing does not reveal which ids exist.
+    if not _NAME.fullmatch(name):
         raise ConfigError(f"a key's name is 1 to 64 letters, digits and . _ @ -, not {name[:80]!r}")
+    if name == KEYLESS_TENANT:
+        raise ConfigError(f"the name {name!r} stands for requests without a key: choose another name")
     limits.check()
     key_id, salt = secrets.token_hex(6), secrets.token_hex(16)
     secret = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode().rstrip("=")

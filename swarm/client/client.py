@@ -49,7 +49,7 @@ from swarm.client.vectors import (
     rank_documents,
     to_embedding,
 )
-from swarm.errors import ClientError, InvalidRequest, RequestTimeout, Unavailable
+from swarm.errors import ClientError, InvalidRequest, RequestFailed, RequestTimeout, Unavailable
 from swarm.params import SamplingParams
 from swarm.wire.messages import Describe, Description, GetRequest, Report, RequestDetails, Submit
 
@@ -351,7 +351,10 @@ class AsyncClient(AdminMixin):
                 await _collect(stream, 1)
                 call = stream.ended_calls[0]
                 end = call.end
-                done[place] = VectorAnswer(call.submit.request_id, end.vector or b"", end.num_prompt, end.num_cached)
+                request_id = call.submit.request_id
+                if not end.vector:
+                    raise RequestFailed(f"the swarm ended {request_id} without a vector; try again")
+                done[place] = VectorAnswer(request_id, end.vector, end.num_prompt, end.num_cached, end.timing.queued_s)
 
         tasks = [asyncio.ensure_future(work()) for _ in range(min(MAX_VECTORS_AT_ONCE, len(sources)))]
         try:

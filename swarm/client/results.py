@@ -124,12 +124,14 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class VectorAnswer:
-    """A request's vector as the last stage computed it: float32, little-endian."""
+    """A request's vector as the last stage computed it: float32, little-endian. ``queued_s``: seconds in the broker's
+    queue."""
 
     request_id: str
     vector: bytes
     num_prompt: int
     num_cached: int = 0
+    queued_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,22 +38,42 @@ class Swarms:
         return swarm, served
 
     async def _choose(self, model: str | None, caller: Caller) -> CompletionService:
-        if self._silent() and not any(model is None or served.is_own_name(model) for _, served in self._known(caller)):
-            await self._wait_for_models()  # one of them may have this name, which precedes aliases
-        if (swarm := self._find(model, caller)) is not None:
+        if self._silent() and not self._is_settled(model, caller):
+            await self._wait_for_models()
+        swarm = self._find_default(caller) if model is None else self._find(model, caller)
+        if swarm is not None:
             return swarm
         if silent := self._silent():
             urls = ", ".join(each.client.url for each in silent)
-            text = f"no swarm serves {model!r} now; the model of {urls} is not known yet"
+            which = "the request, which names no model," if model is None else repr(model)
+            text = f"no swarm serves {which} now; the model of {urls} is not known yet"
             raise ApiError(503, text, code="unavailable", retry_after_s=2.0)
         raise self._unknown_model(model, caller)
 
-    def _find(self, model: str | None, caller: Caller) -> CompletionService | None:
+    def _is_settled(self, model: str | None, caller: Caller) -> bool:
+        """Whether the models of silent swarms cannot change the choice. One of them may have this name, which precedes
+        aliases."""
+        if model is None:
+            return self._find_default(caller) is not None
+        return any(served.is_own_name(model) for _, served in self._known(caller))
+
+    def _find(self, model: str, caller: Caller) -> CompletionService | None:
         """Return the swarm of a model by its own name, or else by another one."""
         known = self._known(caller)
-        by_name = (each for each, served in known if model is None or served.is_own_name(model))
-        by_alias = (each for each, served in known if model is not None and served.has_name(model))
+        by_name = (each for each, served in known if served.is_own_name(model))
+        by_alias = (each for each, served in known if served.has_name(model))
         return next(by_name, None) or next(by_alias, None)
+
+    def _find_default(self, caller: Caller) -> CompletionService | None:
+        """Return the first swarm that the caller may use; None if there is none, or if a silent one may precede it."""
+        known = dict(self._known(caller))
+        is_complete = bool(caller.models) and caller.models == {served.name for served in known.values()}
+        for each in self.services:
+            if each in known:
+                return each
+            if each.last_served_model is None and not is_complete:
+                return None
+        return None
 
     def _known(self, caller: Caller) -> list[tuple[CompletionService, ServedModel]]:
         """Return the swarms whose model is known, as far as the caller may use them."""
@@ -91,11 +111,13 @@ class Swarms:
             raise errors[0] if errors else ApiError(503, "no swarm answers", code="unavailable", retry_after_s=2.0)
         return [(served, each.state) for each, served in self._known(caller)]
 
-    def own_name(self, model: str) -> str | None:
-        """Return our name of a model; None if we do not serve it, "" while none of our models is known."""
-        known = [served for _, served in self._known(ANYONE)]
-        names = (served.name for served in known if served.has_name(model))
-        return next(names, None) if known else ""
+    def own_name(self, model: str, caller: Caller) -> str | None:
+        """Return our name of a model; None if we do not serve it to this caller, "" while none of our models is
+        known."""
+        if len(self._silent()) == len(self.services):
+            return ""
+        swarm = self._find(model, caller)
+        return None if swarm is None or swarm.last_served_model is None else swarm.last_served_model.name
 
     def max_context(self) -> int:
         """Return the longest context of the models; 0 if none is known."""

@@ -63,6 +63,21 @@ def test_a_prompt(url: str) -> None:
     assert end["done"] is True
 
 
+def test_embeddings(url: str) -> None:
+    """The same bits as OpenAI's route has, also by the older route; a text that is too long is cut."""
+    texts = ["The miller sleeps.", "Who lives in the village?"]
+    code, _, content = request(f"{url}/v1/embeddings", {"model": MODEL, "input": texts})
+    openai = json.loads(content)
+    vectors = [item["embedding"] for item in openai["data"]]
+    answer = ask(url, "embed", input=texts)
+    assert (code, answer["model"], answer["embeddings"]) == (200, MODEL, vectors)
+    assert answer["prompt_eval_count"] == openai["usage"]["prompt_tokens"]
+    assert answer["total_duration"] >= answer["load_duration"] >= 0
+    assert ask(url, "embeddings", model=f"{MODEL}:latest", prompt=texts[0]) == {"embedding": vectors[0]}
+    assert len(ask(url, "embed", input=texts[0], dimensions=16)["embeddings"][0]) == 16
+    assert ask(url, "embed", input=texts[0] * 2048)["prompt_eval_count"] == 2048
+
+
 def test_a_format_is_kept(url: str) -> None:
     schema = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
     answer = ask(url, "chat", messages=HELLO, format=schema, options={**GREEDY, "num_predict": 64}, stream=False)
@@ -104,6 +119,8 @@ def test_a_client_finds_the_server(url: str) -> None:
         ("chat", {"messages": [{**HELLO[0], "images": ["aGk="]}]}, 400, "messages[0].images"),
         ("chat", {"messages": 3}, 400, "messages"),
         ("generate", {"prompt": "a", "suffix": "b"}, 400, "suffix"),
+        ("embed", {"model": "llama3", "input": "a"}, 404, "'llama3' does not exist"),
+        ("embed", {"input": "Who? " * 2048, "truncate": False}, 400, "input"),
         ("pull", {}, 404, "/api/pull is not offered"),
     ],
 )

@@ -20,6 +20,14 @@ MUTANTS = (
         caught_by="tests/unit/gateway/test_swarms.py::test_the_model_chooses_the_swarm",
     ),
     Mutant(
+        name="http-first-known-swarm-is-the-default",
+        breaks="A request without a model is answered by whichever swarm has answered first.",
+        target="swarm.gateway.swarms:Swarms._find_default",
+        old="if each.last_served_model is None and not is_complete:",
+        new="if False:",
+        caught_by="tests/unit/gateway/test_swarms.py::test_the_first_swarm_of_a_key_is_one_that_it_may_use",
+    ),
+    Mutant(
         name="http-silent-swarm-has-no-models",
         breaks="While a swarm has not answered, its model is reported as unknown for good instead of unavailable.",
         target="swarm.gateway.swarms:Swarms._choose",

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from swarm.client.vectors import find_pooling
-from swarm.errors import InvalidRequest
 from swarm.gateway.completion.served_model import ServedModel
 
 
@@ -36,18 +33,11 @@ def describe_model(served: ServedModel, created: int, state: str) -> dict[str, A
             "thinking": has_template and served.reasoning_format is not None,
             "json_schema": text is not None,
             "generation": not manifest.is_headless,
-            "embeddings": _embeds(served),
+            "embeddings": served.embeds,
             "rerank": manifest.num_labels == 1,
             "aliases": list(served.aliases),
         },
     }
-
-
-def _embeds(served: ServedModel) -> bool:
-    with suppress(InvalidRequest):
-        find_pooling(served.manifest)
-        return True
-    return False
 
 
 def to_anthropic_model(described: dict[str, Any]) -> dict[str, Any]:

@@ -84,18 +84,24 @@ class OllamaOptions(Body):
         return penalty
 
 
-class OllamaBody(BaseModel):
-    """Fields of /api/chat and /api/generate."""
+class NamedModelBody(BaseModel):
+    """Fields of all requests that compute."""
 
     model_config = ConfigDict(extra="allow")
-    api_names: ClassVar[Mapping[str, str]] = {"grammar": "format", "logprobs": "top_logprobs"}
 
     model: str
+    options: OllamaOptions | None = None
+    keep_alive: Annotated[Any, Field(description="Ignored: the model stays loaded.")] = None
+
+
+class OllamaBody(NamedModelBody):
+    """Fields of /api/chat and /api/generate."""
+
+    api_names: ClassVar[Mapping[str, str]] = {"grammar": "format", "logprobs": "top_logprobs"}
+
     stream: Annotated[bool, BeforeValidator(lambda given: True if given is None else given)] = True
     format: Annotated[str | dict[str, Any] | None, Field(description="json, or a JSON schema.")] = None
-    options: OllamaOptions | None = None
     think: Annotated[bool | str | None, Field(description="Whether to think, or how much: low, medium, high.")] = None
-    keep_alive: Annotated[Any, Field(description="Ignored: the model stays loaded.")] = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
@@ -148,7 +154,7 @@ class NamedBody(BaseModel):
 
 def to_chat_request(body: OllamaChatBody, served: ServedModel) -> CompletionRequest:
     """Convert a body into a completion request. Raises ApiError."""
-    _check_fields(body, served)
+    check_fields(body, served)
     for number, tool in enumerate(body.tools or ()):
         if tool.get("type", "function") != "function":
             raise unsupported_field(f"tools[{number}].type", "tools are of type function")
@@ -159,7 +165,7 @@ def to_chat_request(body: OllamaChatBody, served: ServedModel) -> CompletionRequ
 def to_generate_request(body: GenerateBody, served: ServedModel) -> CompletionRequest:
     """Convert a body into a completion request. Without ``raw``, the prompt is a user's message, if the model has a
     chat template. Raises ApiError."""
-    _check_fields(body, served)
+    check_fields(body, served)
     for name, why in (
         ("suffix", "models here only continue text"),
         ("template", "the model's own template is used"),
@@ -178,7 +184,8 @@ def to_generate_request(body: GenerateBody, served: ServedModel) -> CompletionRe
     return _to_request(body, served, prompt="\n\n".join(text for text in (body.system, body.prompt) if text))
 
 
-def _check_fields(body: OllamaBody, served: ServedModel) -> None:
+def check_fields(body: NamedModelBody, served: ServedModel) -> None:
+    """Check the model's name and the fields that a request may not have. Raises ApiError."""
     check_extra(body, served)
     options = body.options or OllamaOptions()
     extra = options.model_extra or {}

@@ -31,13 +31,15 @@ def num_parameters(manifest: Manifest) -> int | None:
 
 
 def capabilities(served: ServedModel) -> list[str]:
-    has_template = served.text is not None and served.text.template is not None
-    names = ["completion"]
-    if has_template:
-        names.append("tools")
-    if has_template and served.reasoning_format is not None:
-        names.append("thinking")
-    return names
+    generates = not served.manifest.is_headless
+    has_chat = generates and served.text is not None and served.text.template is not None
+    abilities = {
+        "completion": generates,
+        "tools": has_chat,
+        "thinking": has_chat and served.reasoning_format is not None,
+        "embedding": served.embeds,
+    }
+    return [name for name, is_there in abilities.items() if is_there]
 
 
 def describe(served: ServedModel, created: int) -> Json:

@@ -230,6 +230,22 @@ class OllamaAnswer(BaseModel):
     done_reason: str
 
 
+class OllamaEmbeddings(BaseModel):
+    """Response of /api/embed; durations in nanoseconds. Without inputs, only the first two."""
+
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int | None = None
+    load_duration: int | None = None
+    prompt_eval_count: int | None = None
+
+
+class OllamaEmbedding(BaseModel):
+    """Response of /api/embeddings."""
+
+    embedding: list[float]
+
+
 class OllamaModels(BaseModel):
     """Models, as rows."""
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+import msgspec
 from pydantic import Field, WithJsonSchema
 
 from swarm.client.results import RankedDocument, VectorAnswer
@@ -122,7 +123,7 @@ def encode_inputs(
         if len(ids) > context:
             raise PromptTooLong(
                 f"This model's maximum context length is {context} tokens. However, an input has {len(ids)} tokens. "
-                "Please shorten it, or set truncate_prompt_tokens.",
+                "Please shorten it, or allow to truncate it.",
                 len(ids),
             )
         encoded.append(ids)
@@ -133,12 +134,20 @@ def embedding_response(
     answers: Sequence[VectorAnswer], body: EmbeddingBody, served: ServedModel, pooling: Pooling
 ) -> Json:
     """Return the response of /v1/embeddings."""
-    vectors = [to_embedding(answer.vector, pooling, body.dimensions) for answer in answers]
-    encode = _to_base64 if body.encoding_format == "base64" else list
-    data = [{"object": "embedding", "index": n, "embedding": encode(vector)} for n, vector in enumerate(vectors)]
+    encoded = encode_embeddings(answers, pooling, body.dimensions, as_base64=body.encoding_format == "base64")
+    data = [{"object": "embedding", "index": n, "embedding": vector} for n, vector in enumerate(encoded)]
     num_prompt = sum(answer.num_prompt for answer in answers)
     usage = {"prompt_tokens": num_prompt, "total_tokens": num_prompt}
     return {"object": "list", "data": data, "model": served.name, "usage": usage}
+
+
+def encode_embeddings(
+    answers: Sequence[VectorAnswer], pooling: Pooling, dimensions: int | None, *, as_base64: bool = False
+) -> list[msgspec.Raw]:
+    """Return the embeddings as JSON, each encoded for itself: one call for all would hold the interpreter's lock for a
+    long time, also in a thread."""
+    vectors = (to_embedding(answer.vector, pooling, dimensions) for answer in answers)
+    return [msgspec.Raw(msgspec.json.encode(_to_base64(each) if as_base64 else list(each))) for each in vectors]
 
 
 def _to_base64(vector: array.array[float]) -> str:

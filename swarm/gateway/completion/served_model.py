@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from llguidance import LLTokenizer
 
 from swarm.client.text.tokenizer import TextModel
+from swarm.client.vectors import find_pooling
+from swarm.errors import InvalidRequest
 from swarm.gateway.errors import ApiError
 from swarm.gateway.reasoning import formats as reasoning_formats
 from swarm.gateway.reasoning.format import ReasoningFormat, ReasoningParser, ReasoningStart
@@ -73,6 +76,14 @@ class ServedModel:
     @property
     def name(self) -> str:
         return self.manifest.name
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the model makes embeddings."""
+        with suppress(InvalidRequest):
+            find_pooling(self.manifest)
+            return True
+        return False
 
     @property
     def call_marks(self) -> tuple[int, ...]:

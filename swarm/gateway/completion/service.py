@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from swarm.api_keys.keys import KEYLESS_TENANT
 from swarm.client.client import AsyncClient
 from swarm.client.text.budget import size_of as size_as_text
 from swarm.client.text.tokenizer import ChatRendering, TemplateTooSlow
@@ -46,7 +47,7 @@ REST_OF_CONTEXT = 0  # value of ``max_tokens``: as many as the model's context l
 class Caller:
     """The caller on whose account a request runs."""
 
-    tenant: str = "http"
+    tenant: str = KEYLESS_TENANT
     max_priority: int = 100
     is_admin: bool = False  # may administer the swarm
     models: frozenset[str] = frozenset()  # the only models that it may use; empty: all

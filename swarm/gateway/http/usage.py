@@ -18,6 +18,8 @@ APIS = {
     "/v1/messages": "messages",
     "/api/chat": "ollama",
     "/api/generate": "ollama",
+    "/api/embed": "ollama",
+    "/api/embeddings": "ollama",
     "/v1/embeddings": "embeddings",
     "/v1/rerank": "rerank",
 }

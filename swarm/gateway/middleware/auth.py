@@ -15,7 +15,7 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swarm.api_keys.file import ReloadingKeyFile
-from swarm.api_keys.keys import ApiKey, KeyLimits
+from swarm.api_keys.keys import KEYLESS_TENANT, ApiKey, KeyLimits
 from swarm.client.text.vocabulary import release_memory
 from swarm.gateway.answer import TokenCounts
 from swarm.gateway.completion.service import Caller
@@ -76,7 +76,7 @@ class AuthMiddleware:
         """Return why a line of this tenant's batch may not run now: its key is gone or has used its tokens of today.
         Other limits are for requests that somebody waits for."""
         self._reload_keys()
-        if self._keys.keys is None or tenant == Caller().tenant:
+        if self._keys.keys is None or tenant == KEYLESS_TENANT:
             return None
         key = next((key for key in self._keys.keys.keys if key.name == tenant), None)
         if key is None:

@@ -22,6 +22,7 @@ from swarm.gateway.apis.anthropic import CountBody, MessageBody
 from swarm.gateway.apis.chat import ChatBody
 from swarm.gateway.apis.completions import CompletionBody
 from swarm.gateway.apis.ollama import GenerateBody, OllamaChatBody
+from swarm.gateway.apis.ollama_vectors import EmbedBody, PromptEmbeddingBody
 from swarm.gateway.apis.responses import ResponseBody
 from swarm.gateway.apis.tokenizing import DetokenizeBody, TokenizeBody
 from swarm.gateway.apis.vectors import EmbeddingBody, RerankBody
@@ -30,7 +31,7 @@ from swarm.gateway.errors import ApiError
 from swarm.gateway.http.sse import resume_event_id
 from swarm.gateway.http.state import resume_answer
 from swarm.gateway.routes.messages import answer, count
-from swarm.gateway.routes.ollama import chat, generate
+from swarm.gateway.routes.ollama import chat, embed, embed_prompt, generate
 from swarm.gateway.routes.responses import respond
 from swarm.gateway.routes.tokenizing import detokenize, tokenize
 from swarm.gateway.routes.vectors import embeddings, rerank
@@ -49,6 +50,8 @@ ROUTES: dict[str, _Route] = {
     "/v1/responses": (ResponseBody, respond),
     "/api/chat": (OllamaChatBody, chat),
     "/api/generate": (GenerateBody, generate),
+    "/api/embed": (EmbedBody, embed),
+    "/api/embeddings": (PromptEmbeddingBody, embed_prompt),
     "/v1/embeddings": (EmbeddingBody, embeddings),
     "/v1/rerank": (RerankBody, rerank),
     "/tokenize": (TokenizeBody, tokenize),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
 
-from swarm.gateway.apis import ollama, ollama_models, shapes
+from swarm.client.results import VectorAnswer
+from swarm.gateway.apis import ollama, ollama_models, ollama_vectors, shapes
 from swarm.gateway.apis.ollama_writer import OllamaWriter, line
 from swarm.gateway.apis.writer import Json
 from swarm.gateway.completion.served_model import ServedModel
@@ -15,7 +17,9 @@ from swarm.gateway.errors import invalid_field
 from swarm.gateway.http.json import JsonResponse
 from swarm.gateway.http.state import caller_of, select_service, swarms_of
 from swarm.gateway.routes import conversation
+from swarm.gateway.routes.vectors import answer_embeddings
 from swarm.version import __version__
+from swarm.wire.messages import Pooling
 
 router = APIRouter()
 root_router = APIRouter(include_in_schema=False)  # for gateways without a console
@@ -46,6 +50,34 @@ async def generate(request: Request, body: ollama.GenerateBody) -> Response:
     return await conversation.answer_conversation(
         request, body, ollama.to_generate_request, ollama.to_resume_state, OllamaWriter
     )
+
+
+@router.post("/api/embed", responses=shapes.response_doc(shapes.OllamaEmbeddings))
+async def embed(request: Request, body: ollama_vectors.EmbedBody) -> Response:
+    """Return the embedding of each input."""
+    return await _embed(request, body, "input", {"model": body.model, "embeddings": []})
+
+
+@router.post("/api/embeddings", responses=shapes.response_doc(shapes.OllamaEmbedding))
+async def embed_prompt(request: Request, body: ollama_vectors.PromptEmbeddingBody) -> Response:
+    """Return the embedding of a prompt."""
+    return await _embed(request, body, "prompt", {"embedding": []})
+
+
+async def _embed(
+    request: Request, body: ollama_vectors.EmbedBody | ollama_vectors.PromptEmbeddingBody, field: str, empty: Json
+) -> Response:
+    """Answer with embeddings, or with ``empty`` if there are no inputs."""
+    began_at = time.monotonic()
+    service, served = await select_service(request, body.model)
+    converted = body.to_embedding_body(served)
+    if converted is None:
+        return JsonResponse(empty)
+
+    def respond(answers: Sequence[VectorAnswer], pooling: Pooling) -> Json:
+        return body.to_response(answers, served, pooling, time.monotonic() - began_at)
+
+    return await answer_embeddings(request, service, served, converted, respond, api="ollama", field=field)
 
 
 async def _load(request: Request, body: ollama.OllamaBody, *, is_chat: bool) -> Response:

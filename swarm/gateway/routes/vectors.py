@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Sequence
 
+import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -19,10 +20,11 @@ from swarm.gateway.completion.served_model import ServedModel
 from swarm.gateway.completion.service import CompletionService
 from swarm.gateway.errors import ApiError, to_api_error
 from swarm.gateway.http.handler import CLIENT_CLOSED_REQUEST
-from swarm.gateway.http.json import JsonResponse, request_id_headers
+from swarm.gateway.http.json import request_id_headers
 from swarm.gateway.http.sse import wait_for_disconnect
 from swarm.gateway.http.state import caller_of, parse_off_loop, select_service, usage_of
 from swarm.params import SamplingParams
+from swarm.wire.messages import Pooling
 
 router = APIRouter()
 
@@ -31,6 +33,25 @@ router = APIRouter()
 async def embeddings(request: Request, body: vectors.EmbeddingBody) -> Response:
     """Return the embedding of each input."""
     service, served = await select_service(request, body.model)
+
+    def respond(answers: Sequence[VectorAnswer], pooling: Pooling) -> Json:
+        return vectors.embedding_response(answers, body, served, pooling)
+
+    return await answer_embeddings(request, service, served, body, respond)
+
+
+async def answer_embeddings(
+    request: Request,
+    service: CompletionService,
+    served: ServedModel,
+    body: vectors.EmbeddingBody,
+    to_response: Callable[[Sequence[VectorAnswer], Pooling], Json],
+    *,
+    api: str = "embeddings",
+    field: str = "input",
+) -> Response:
+    """Answer with the inputs' embeddings. ``api``: where the request is counted. ``field``: the client's name of the
+    inputs. Raises ApiError."""
     vectors.check_body(body, served)
     try:
         pooling = find_pooling(served.manifest)
@@ -43,9 +64,9 @@ async def embeddings(request: Request, body: vectors.EmbeddingBody) -> Response:
         return vectors.encode_inputs(inputs, body, served)
 
     def respond(answers: Sequence[VectorAnswer], _: str) -> Json:
-        return vectors.embedding_response(answers, body, served, pooling)
+        return to_response(answers, pooling)
 
-    job = _VectorJob(request, service, served, body, embedding_params(pooling))
+    job = _VectorJob(request, service, served, body, embedding_params(pooling), api=api, field=field)
     return await job.run(encode, sum(map(len, inputs)), respond)
 
 
@@ -68,7 +89,7 @@ async def rerank(request: Request, body: vectors.RerankBody) -> Response:
     def respond(answers: Sequence[VectorAnswer], request_id: str) -> Json:
         return vectors.rerank_response(rank_documents(answers), body, texts, served, request_id)
 
-    job = _VectorJob(request, service, served, body, SCORES)
+    job = _VectorJob(request, service, served, body, SCORES, api="rerank", field="documents")
     return await job.run(encode, len(body.query) * len(texts) + sum(map(len, texts)), respond)
 
 
@@ -82,11 +103,14 @@ class _VectorJob:
         served: ServedModel,
         body: vectors.VectorBody,
         params: SamplingParams,
+        *,
+        api: str,
+        field: str,
     ) -> None:
         self._request, self._service, self._params = request, service, params
         self._priority, self._deadline_s = vectors.check_body(body, served)
-        self._caller, self._id = caller_of(request), secrets.token_hex(16)
-        api, self._field = ("rerank", "documents") if params.vector == "scores" else ("embeddings", "input")
+        self._caller, self._id, self._field = caller_of(request), secrets.token_hex(16), field
+        self._counts: TokenCounts | None = None  # of the computed vectors; None before all are
         self._account = usage_of(request).start(
             self._caller, api, served.name, self._id, request.headers.get("traceparent"), traced=False
         )
@@ -101,36 +125,48 @@ class _VectorJob:
         Raises ApiError."""
         threads = self._service.threads_for(size)
 
-        async def answer() -> Json:
+        def encode_response(answers: Sequence[VectorAnswer]) -> bytes:
+            return msgspec.json.encode(respond(answers, self._id))
+
+        async def answer() -> bytes:
             answers = await self._compute(await threads.run(encode))
-            response = await threads.run(respond, answers, self._id)
-            counts = TokenCounts(sum(each.num_prompt for each in answers), 0, sum(each.num_cached for each in answers))
-            self._account.close("done", counts)
-            return response
+            self._counts = TokenCounts(
+                sum(each.num_prompt for each in answers), 0, sum(each.num_cached for each in answers)
+            )
+            return await threads.run(encode_response, answers)
 
         answering = asyncio.ensure_future(answer())
         watcher = asyncio.ensure_future(wait_for_disconnect(self._request.receive))
         try:
             await asyncio.wait({answering, watcher}, return_when=asyncio.FIRST_COMPLETED)
             if not answering.done():
-                self._account.close("left", TokenCounts(0, 0))
+                self._close("left")
                 return Response(status_code=CLIENT_CLOSED_REQUEST)
-            return JsonResponse(answering.result(), headers=request_id_headers(self._id))
+            content = answering.result()
+            self._close("done")
+            return Response(content, media_type="application/json", headers=request_id_headers(self._id))
         except ClientError as error:
             problem = to_api_error(error)
             if isinstance(error, RequestFailed):  # it was accepted
                 problem.is_counted = True
-                self._account.close("failed", TokenCounts(0, 0))
+                self._close("failed")
             else:
                 self._account.discard()
             raise (problem.set_param(self._field) if problem.param == "prompt" else problem) from None
-        except ApiError:
-            self._account.discard()
+        except ApiError as problem:
+            if self._counts is None:
+                self._account.discard()
+            else:  # the vectors were computed, and too many threads are busy to encode them
+                problem.is_counted = True
+                self._close("failed")
             raise
         finally:
             for task in (answering, watcher):
                 task.cancel()
             await asyncio.gather(answering, watcher, return_exceptions=True)
+
+    def _close(self, outcome: str) -> None:
+        self._account.close(outcome, self._counts or TokenCounts(0, 0))
 
     async def _compute(self, sources: list[tuple[int, ...]]) -> list[VectorAnswer]:
         self._account.num_prompt = sum(map(len, sources))

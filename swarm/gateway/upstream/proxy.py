@@ -58,11 +58,11 @@ class UpstreamProxy:
         app: ASGIApp,
         settings: Sequence[UpstreamSettings],
         metrics: HttpMetrics | None = None,
-        own_name: Callable[[str], str | None] = lambda _: "",
+        own_name: Callable[[str, Caller], str | None] = lambda _model, _caller: "",
     ) -> None:
         """Configure the servers. ``metrics``: where their outcomes are counted. ``own_name``: returns our name of
-        a model that our swarm serves; None if it serves another, "" while that is unknown. Raises ConfigError if a key
-        cannot be read."""
+        a model that our swarm serves to a caller; None if it does not, "" while that is unknown. Raises ConfigError if
+        a key cannot be read."""
         self._app, self._metrics, self._own_name = app, metrics or HttpMetrics(), own_name
         self.pool = UpstreamPool([make_server(one) for one in settings], self._metrics.upstream_counts)
         for server in self.pool.servers:  # initialise each counter: rates need a zero to begin with
@@ -141,8 +141,9 @@ class UpstreamProxy:
         them answered."""
         reason = overflow_reason(status)
         assert reason is not None  # it was held back for that status
-        name = self._own_name(str(fields.get("model")))
-        if name is None or not _may_use(scope, name or str(fields.get("model"))):
+        model = str(fields.get("model"))
+        name = self._own_name(model, scope.get("owner") or Caller())
+        if name is None or not _may_use(scope, name or model):
             return False  # our swarm would not have answered it in any case
         targets = self.pool.overflow_targets(name, reason, time.monotonic())
         answer = await self._first_answer(targets, scope["path"], fields, receive)

@@ -11,6 +11,7 @@ import pytest
 from swarm.api_keys.file import ReloadingKeyFile, read_keys, update_keys
 from swarm.api_keys.keys import ApiKey, KeyLimits, KeySet, make_key, parse_priority
 from swarm.errors import ConfigError
+from swarm.gateway.completion.service import Caller
 
 AT = "2026-01-01T00:00:00Z"
 
@@ -26,6 +27,13 @@ def test_a_key_is_recognised_and_nothing_else_is() -> None:
     for wrong in ("", "sk-swarm-", shown[:-1], shown + "x", mixed, shown.upper(), "x" * 100_000, "sk-swarm-é"):
         assert ring.find(wrong) is None
     assert mixed[:22] == shown[:22]  # the mixture is one key's id with the other's secret
+
+
+def test_a_key_has_not_the_tenant_of_requests_without_one() -> None:
+    """Such tenants' batches run without looking at a key."""
+    assert Caller().tenant == "http"
+    with pytest.raises(ConfigError, match="the name 'http' stands for requests without a key: choose another name"):
+        make_key("http", KeyLimits(), AT)
 
 
 def test_the_file_does_not_tell_a_secret(tmp_path: Path) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import array
 import math
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from msgspec.structs import replace
 
+from swarm.client.client import AsyncClient
 from swarm.client.results import VectorAnswer
-from swarm.client.vectors import check_reranks, find_pooling, rank_documents, to_embedding
-from swarm.errors import InvalidRequest
+from swarm.client.vectors import SCORES, check_reranks, find_pooling, rank_documents, to_embedding
+from swarm.errors import InvalidRequest, RequestFailed
 from swarm.testing import fake_manifest
 from swarm.wire.messages import Pooling
 
@@ -60,3 +63,23 @@ def test_a_model_embeds_as_its_folder_states() -> None:
         with pytest.raises(InvalidRequest, match=why) as caught:
             find_pooling(replace(manifest, **changes))
         assert caught.value.code == "unsupported_task"
+
+
+@pytest.mark.parametrize("vector", [None, b""])
+async def test_a_request_that_ends_without_a_vector_has_failed(vector: bytes | None) -> None:
+    """A vector of no numbers would be an embedding, too."""
+
+    class Stream:
+        """A request that has ended."""
+
+        ended_calls: ClassVar = {
+            0: SimpleNamespace(submit=SimpleNamespace(request_id="r"), end=SimpleNamespace(vector=vector))
+        }
+
+        async def take_ready(self) -> list[object]:
+            return []
+
+    async with AsyncClient("tcp://127.0.0.1:9") as client:
+        client._stream = lambda *_: Stream()  # type: ignore[method-assign,assignment,return-value]
+        with pytest.raises(RequestFailed, match="r without a vector"):
+            await client.compute_vectors([(1, 2)], SCORES)

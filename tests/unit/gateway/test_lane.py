@@ -28,6 +28,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
     "/v1/embeddings": {"model": "m", "input": "hi"},
     "/v1/rerank": {"model": "m", "query": "hi", "documents": ["a"]},
+    "/api/embed": {"model": "m", "input": "hi"},
+    "/api/embeddings": {"model": "m", "prompt": "hi"},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [1]},
     "/api/chat": {"model": "m", "messages": [{"role": "user", "content": "a"}]},
@@ -139,6 +141,8 @@ async def test_a_wrong_field_is_told_by_the_ordinary_way(path: str, change: dict
         body |= {"temperature": "warm"}  # prompts are looked at later
     if path == "/v1/embeddings":
         body |= {"dimensions": "few"}  # so are inputs
+    if path == "/api/embed":
+        body |= {"truncate": "perhaps"}
     if path == "/v1/rerank":
         body |= {"query": 3}
     answer = await ask(lane, path, json.dumps(body).encode())

@@ -12,6 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from swarm.config import UpstreamSettings
 from swarm.gateway.completion.served_model import ServedModel
+from swarm.gateway.completion.service import Caller
 from swarm.gateway.upstream.pool import UpstreamTarget
 from swarm.gateway.upstream.proxy import UpstreamProxy
 from tests.unit.gateway.apis.feeding import served
@@ -45,7 +46,7 @@ class Relay(UpstreamProxy):
         self.named, self.asked_for = "toy", list[str]()
         super().__init__(self._swarm, settings, own_name=self._own_name)
 
-    def _own_name(self, model: str) -> str | None:
+    def _own_name(self, model: str, _caller: Caller) -> str | None:
         if self.last is None:
             return ""
         return self.last.name if self.last.has_name(model) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 
 from swarm.api_keys.file import update_keys
 from swarm.api_keys.keys import KeyLimits, make_key
+from swarm.client.results import VectorAnswer
 from swarm.config import GatewaySettings, Settings, UpstreamSettings
 from swarm.errors import InvalidRequest, Unavailable
 from swarm.gateway.completion.service import Caller, CompletionService
@@ -38,6 +40,9 @@ BODIES: dict[str, Json] = {
     "/api/chat": {"messages": HELLO, "stream": False},
     "/api/generate": {"prompt": "a", "stream": False},
     "/api/show": {},
+    "/v1/embeddings": {"input": "a"},
+    "/api/embed": {"input": "a"},
+    "/api/embeddings": {"prompt": "a"},
 }
 
 
@@ -64,6 +69,9 @@ class Client:
     def stream(self, _prompt: object, _params: object, *, request_id: str, **_: object) -> Stream:
         self.asked.append(request_id)
         return Stream(None, late=False)
+
+    async def compute_vectors(self, sources: list[tuple[int, ...]], _params: object, **_: object) -> list[VectorAnswer]:
+        return [VectorAnswer("r", array("f", [3.0, 4.0]).tobytes(), len(ids)) for ids in sources]
 
     async def recall(self, request_id: str) -> Any:
         if self.is_away:
@@ -168,6 +176,60 @@ async def test_a_swarm_that_never_answered_holds_up_no_other(gateway: Gateway, m
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
     assert "the model of tcp://a is not known yet" in answer.text
     assert await gateway.names() == ["b", "c"]
+
+
+async def test_the_first_swarm_answers_without_a_model_even_if_another_is_sooner(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its model is not known, a request without one waits, and then has to come again."""
+    monkeypatch.setattr("swarm.gateway.swarms.MODEL_WAIT_S", 0.5)
+    gateway.clients["a"].is_away = True
+    assert (await gateway.ask("/tokenize", model="b")).status_code == 200
+    answer = await gateway.ask("/tokenize")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+    assert "names no model, now; the model of tcp://a is not known yet" in answer.text
+    gateway.clients["a"].is_away = False
+    assert (await gateway.ask("/tokenize")).status_code == 200
+
+
+async def test_the_first_swarm_of_a_key_is_one_that_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A silent swarm precedes the others only as long as it may have one of the key's models."""
+    monkeypatch.setattr("swarm.gateway.swarms.MODEL_WAIT_S", 0.05)
+    clients = [Client(name) for name in "abc"]
+    services = [CompletionService(client) for client in clients]  # type: ignore[arg-type]
+    swarms = Swarms(services)
+    clients[0].is_away = True
+    for models, status in ((frozenset("b"), 200), (frozenset("bc"), 200), (frozenset("ab"), 503), (frozenset(), 503)):
+        if status == 200:
+            assert (await swarms.select(None, Caller(models=models)))[0] is services[1]
+        else:
+            with pytest.raises(ApiError) as caught:
+                await swarms.select(None, Caller(models=models))
+            assert caught.value.status == status
+    clients[0].is_away = False
+    assert (await swarms.select(None, Caller()))[0] is services[0]
+    await swarms.aclose()
+
+
+async def test_overflow_has_the_name_of_the_model_that_was_selected(gateway: Gateway) -> None:
+    """The swarm whose own name it is, not one whose alias precedes it; and as far as the key may use it."""
+    services = [CompletionService(client, aliases) for client, aliases in gateway._with_aliases()]  # type: ignore[arg-type]
+    swarms = Swarms(services)
+    assert swarms.own_name("b", Caller()) == ""
+    await swarms.models(Caller())
+    for name, models, own in (
+        ("b", "", "b"),
+        ("b", "b", "b"),
+        ("b", "a", "a"),
+        ("beta", "", "b"),
+        ("beta", "a", None),
+        ("gpt", "", None),
+    ):
+        caller = Caller(models=frozenset(models))
+        assert swarms.own_name(name, caller) == own
+        if own is not None:
+            assert (await swarms.select(name, caller))[1].name == own
+    await swarms.aclose()
 
 
 async def test_an_answer_is_found_where_it_is(gateway: Gateway) -> None:

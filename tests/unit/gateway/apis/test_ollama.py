@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from swarm.gateway.answer import AnswerPart, TokenCounts
@@ -15,14 +16,14 @@ from swarm.gateway.apis.ollama import (
     to_generate_request,
     to_messages,
 )
-from swarm.gateway.apis.ollama_models import describe, describe_fully
+from swarm.gateway.apis.ollama_models import capabilities, describe, describe_fully
 from swarm.gateway.apis.ollama_writer import OllamaWriter
 from swarm.gateway.completion.service import REST_OF_CONTEXT
 from swarm.gateway.errors import ApiError
 from swarm.gateway.http.sse import EventNumbering
 from swarm.gateway.resume_state import ResumeState
 from swarm.params import Grammar
-from swarm.wire.messages import Timing
+from swarm.wire.messages import Pooling, Timing
 from tests.unit.gateway.apis.feeding import CALLED, CUT, STOPPED, Json, call, said, served, thought
 
 TOY = served()
@@ -240,3 +241,19 @@ def test_a_model_is_described() -> None:
     assert shown["model_info"]["llama.context_length"] == 128
     assert "completion" in shown["capabilities"]
     assert "thinking" not in shown["capabilities"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, ["completion", "tools", "embedding"]),
+        ({"is_headless": True}, ["embedding"]),
+        ({"is_headless": True, "pooling": Pooling("cls", True)}, []),
+        ({"is_headless": True, "num_labels": 1}, []),
+    ],
+)
+def test_capabilities_are_what_the_model_can_do(changes: Json, expected: list[str]) -> None:
+    """A model for embeddings generates nothing, a classifier does neither."""
+    model = served()
+    model.manifest = msgspec.structs.replace(model.manifest, **changes)
+    assert capabilities(model) == expected
