@@ -167,14 +167,15 @@ class _Batch:
     unwritten: dict[int, Answer] = field(default_factory=dict)
     move: Move | None = None  # a status that must be written
     attempts: Counter[int] = field(default_factory=Counter)
-    retry_at: float = 0.0
+    retry_at: float = 0.0  # no line starts before; 0 once it has passed
 
     @property
     def num_places(self) -> int:
         return len(self.in_flight) + len(self.unwritten)
 
-    def can_start(self, now: float) -> bool:
-        return bool(self.pending) and self.is_checked and self.closing is None and self.retry_at <= now
+    @property
+    def can_start(self) -> bool:
+        return bool(self.pending) and self.is_checked and self.closing is None and not self.retry_at
 
 
 class BatchRunner:
@@ -197,10 +198,11 @@ class BatchRunner:
         """Start no further lines: the gateway ends."""
         self._is_stopped = True
 
-    def next_due(self, now: float) -> float | None:
-        """Return when ``TimePassed`` is due; None if nothing waits for a time."""
+    def next_due(self) -> float | None:
+        """Return when ``TimePassed`` is due; None if nothing waits for a time. It may have passed since the last
+        event."""
         times = [batch.expires_at for batch in self._batches.values() if batch.closing is None and batch.move is None]
-        times += [batch.retry_at for batch in self._batches.values() if batch.pending and batch.retry_at > now]
+        times += [batch.retry_at for batch in self._batches.values() if batch.pending and batch.retry_at]
         if self._num_failed_writes and self._writing is None:
             times.append(self._write_at)
         return min(times, default=None)
@@ -208,8 +210,10 @@ class BatchRunner:
     def handle(self, event: Event, now: float) -> list[Action]:
         actions = list(self._apply(event, now))
         for batch in list(self._batches.values()):
+            if batch.retry_at <= now:
+                batch.retry_at = 0.0
             actions += self._settle(batch, now)
-        actions += self._start_lines(now)
+        actions += self._start_lines()
         actions += self._start_write(now)
         return actions
 
@@ -316,7 +320,7 @@ class BatchRunner:
         elif not batch.pending:
             batch.move = Move(batch.id, BatchStatus.completed)
 
-    def _start_lines(self, now: float) -> Iterator[Action]:
+    def _start_lines(self) -> Iterator[Action]:
         if self._is_stopped or self._num_failed_writes:
             return
         num_free = self._max_in_flight - sum(batch.num_places for batch in self._batches.values())
@@ -325,7 +329,7 @@ class BatchRunner:
         places: Counter[str] = Counter()  # by tenant
         for batch in self._batches.values():
             places[batch.tenant] += batch.num_places
-        ready = [batch for batch in self._batches.values() if batch.can_start(now)]
+        ready = [batch for batch in self._batches.values() if batch.can_start]
         while num_free > 0 and ready:
             batch = min(ready, key=lambda b: (places[b.tenant], b.num_places, b.place))
             number = batch.pending.popleft()

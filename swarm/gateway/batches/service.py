@@ -218,11 +218,10 @@ class BatchService:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        now = self._clock()
-        due = self._runner.next_due(now)
+        due = self._runner.next_due()
         if due is not None:
             # in steps of an hour, since the wall clock may be set
-            delay_s = min(3600.0, max(0.0, due - now))
+            delay_s = min(3600.0, max(0.0, due - self._clock()))
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._handle, TimePassed())
 
     async def _check(self, store: BatchStore, batch_id: str) -> None:

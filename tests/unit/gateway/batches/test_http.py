@@ -298,7 +298,7 @@ async def test_a_refused_line_runs_again_until_the_swarm_takes_it(gateway: Gatew
     await until(lambda: len(gateway.client.asked) == 1)
     gateway.client.errors[f"{batch.id}-1"] = Overloaded("full", 7.0)
     gateway.client.may_end.set()
-    await until(lambda: gateway.app.batches._runner.next_due(gateway.now) == gateway.now + 7)
+    await until(lambda: gateway.app.batches._runner.next_due() == gateway.now + 7)
     gateway.pass_time(7)
     batch = await ended(client, batch)
     assert batch.request_counts.completed == 1
@@ -414,7 +414,7 @@ async def test_a_key_without_tokens_waits_and_a_revoked_one_runs_nothing(
     await gateway.start()
     bob = gateway.openai(shown)
     batch = await begin(bob, lines(chat(), chat(), chat()))
-    await until(lambda: gateway.app.batches._runner.next_due(gateway.now) == gateway.now + line_request.MAX_WAIT_S)
+    await until(lambda: gateway.app.batches._runner.next_due() == gateway.now + line_request.MAX_WAIT_S)
     assert len(gateway.client.asked) == 1
     assert (await gateway.openai(shown_root).batches.list()).data == []
     update_keys(tmp_path / "keys.json", lambda ring: ring.remove("bob"))
