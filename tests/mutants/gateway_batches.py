@@ -19,8 +19,8 @@ MUTANTS = (
         name="batch-line-with-the-priority-of-its-body",
         breaks="A line of a batch asks for a high priority and gets it.",
         target="swarm.gateway.batches.line_request:_scope",
-        old='"owner": Caller(batch.tenant, LOWEST_PRIORITY),',
-        new='"owner": Caller(batch.tenant),',
+        old='"owner": Caller(batch.tenant, LOWEST_PRIORITY, models=frozenset(batch.models)),',
+        new='"owner": Caller(batch.tenant, models=frozenset(batch.models)),',
         caught_by=f"{_HTTP}::test_a_batch_is_answered_line_by_line",
     ),
     Mutant(

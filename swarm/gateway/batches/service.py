@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from starlette.types import ASGIApp
 
-from swarm.gateway.batches.line_request import refuse_line, run_line
+from swarm.gateway.batches.line_request import Line, LineEnd, give_up, prepare_line, refuse_line, run_line
 from swarm.gateway.batches.lines import LineSplitter, LineTooLong
 from swarm.gateway.batches.multipart import MultipartParser, PartBegan, PartData
 from swarm.gateway.batches.objects import BatchRecord, FileRecord, NewBatch
@@ -238,27 +238,32 @@ class BatchService:
                 return
 
     async def _run(self, store: BatchStore, batch_id: str, number: int) -> None:
-        is_aborted = self._aborts[batch_id, number]
+        custom_id = ""
+        try:
+            line = await self._read_line(store, batch_id, number)
+            custom_id = line.custom_id
+            end = await self._end_of(line, self._aborts[batch_id, number])
+        except Exception:  # a defect must not stop the batch: the line ends, so that its place becomes free
+            log.exception("line_failed", batch=batch_id, line=number)
+            end = give_up(batch_id, number, custom_id)
+        del self._aborts[batch_id, number]
+        self._handle(end)
+
+    async def _read_line(self, store: BatchStore, batch_id: str, number: int) -> Line:
+        max_values = self._max_values()
         while True:
             try:
-                stored = await self._call(store.read_line, batch_id, number)
-                break
+                return await self._call(lambda: prepare_line(store.read_line(batch_id, number), max_values))
             except StoreFailed as error:
                 log.warning("line_not_read", batch=batch_id, line=number, reason=str(error))
                 await asyncio.sleep(OPEN_RETRY_S)
-        problem = self._check_tenant(stored.batch.tenant)
+
+    async def _end_of(self, line: Line, is_aborted: asyncio.Event) -> LineEnd:
         if is_aborted.is_set():
-            end: Event = LineAborted(batch_id, number)
-        elif problem is not None:
-            end = refuse_line(stored, problem)
-        else:
-            try:
-                end = await run_line(self._app, stored, is_aborted, self._max_values())
-            except Exception:  # a bug in a route must not stop the batch
-                log.exception("line_failed", batch=batch_id, line=number)
-                end = refuse_line(stored, ApiError(500, "internal error of the gateway: see its log"))
-        del self._aborts[batch_id, number]
-        self._handle(end)
+            return LineAborted(line.batch.id, line.number)
+        if (problem := line.problem or self._check_tenant(line.batch.tenant)) is not None:
+            return refuse_line(line, problem)
+        return await run_line(self._app, line, is_aborted)
 
     async def _write(self, store: BatchStore, write: Write) -> None:
         try:

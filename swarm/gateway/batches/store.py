@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from swarm.errors import SwarmError
-from swarm.gateway.batches.lines import LineChecker, is_blank
+from swarm.gateway.batches.lines import LineChecker, is_blank, read_custom_id
 from swarm.gateway.batches.objects import (
     TIMES,
     BatchRecord,
@@ -452,7 +452,7 @@ class BatchStore:
         ).fetchone()
         for number in self._pending(batch_id):
             line = db.execute("SELECT content FROM lines WHERE file = ? AND number = ?", (file, number)).fetchone()[0]
-            content = encode_answer(batch_id, number, _custom_id(line), None, {"code": code, "message": message})
+            content = encode_answer(batch_id, number, read_custom_id(line), None, {"code": code, "message": message})
             db.execute("INSERT INTO answers VALUES (?, ?, 1, ?)", (key, number, content))
             self._count(db, batch_id, True, 1, len(content))
         db.execute("UPDATE batches SET total = completed + failed WHERE number = ?", (key,))
@@ -583,17 +583,6 @@ def _to_batch(row: tuple[Any, ...]) -> BatchRecord:
     for name in ("metadata", "errors", "times", "models"):
         values[name] = msgspec.json.decode(values[name])
     return msgspec.convert(values, BatchRecord)
-
-
-def _custom_id(line: bytes) -> str:
-    try:
-        return msgspec.json.decode(line, type=_Named).custom_id
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return ""  # the batch ended before its lines were checked
-
-
-class _Named(msgspec.Struct):
-    custom_id: str
 
 
 def encode_answer(

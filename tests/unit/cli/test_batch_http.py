@@ -51,7 +51,9 @@ def test_a_download_that_breaks_off_is_repeated_until_it_is_whole(tmp_path: Path
     assert all(url in reason for reason in reasons)
 
 
-def test_a_full_disk_is_not_taken_for_a_gateway_that_is_away(tmp_path: Path) -> None:
-    with answering(HEAD + WHOLE, reset=False) as url, pytest.raises(IsADirectoryError):
-        (tmp_path / "out.jsonl.part").mkdir()
-        GatewayClient(url, sleep=lambda _: None).download("file-1", tmp_path / "out.jsonl")
+def test_a_failed_write_is_not_taken_for_a_gateway_that_is_away(tmp_path: Path) -> None:
+    (tmp_path / "out.jsonl.part").mkdir()
+    with answering(HEAD + WHOLE, reset=False) as url:
+        client = GatewayClient(url, sleep=lambda _: None)
+        with pytest.raises(IsADirectoryError):
+            client.download("file-1", tmp_path / "out.jsonl")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from swarm.errors import ClientError, InvalidRequest, Overloaded, RequestFailed
 from swarm.gateway.batches import line_request, service
 from swarm.gateway.completion.service import CompletionService
 from swarm.gateway.middleware import auth
+from swarm.gateway.middleware.body import decode_body
 from swarm.gateway.middleware.gateway_app import GatewayApp
 from tests.unit.gateway.apis.feeding import served
 
@@ -317,6 +319,34 @@ def _raise(error: Exception) -> Any:
     raise error
 
 
+@pytest.mark.parametrize("name", ["prepare_line", "run_line"])
+async def test_a_line_that_meets_a_defect_ends_and_frees_its_place(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    client = gateway.openai()
+    monkeypatch.setattr(service, name, lambda *_: _raise(RecursionError()))
+    batch = await ended(client, await begin(client, lines(chat())))
+    [line] = await read(client, batch.error_file_id)
+    assert line["response"]["status_code"] == 500
+    assert "internal error" in line["response"]["body"]["error"]["message"]
+
+
+async def test_lines_are_decoded_in_a_thread(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a long line does not hold up the other requests."""
+    threads: list[threading.Thread] = []
+
+    def decode(*given: Any) -> Any:
+        threads.append(threading.current_thread())
+        return decode_body(*given)
+
+    monkeypatch.setattr(line_request, "decode_body", decode)
+    client = gateway.openai()
+    batch = await ended(client, await begin(client, lines(chat())))
+    assert batch.request_counts.completed == 1
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
+
+
 async def test_a_line_whose_prompt_has_changed_runs_under_a_new_id(gateway: Gateway) -> None:
     """As with a template that has the date: the broker has another request under the old id."""
     client = gateway.openai()
@@ -372,7 +402,9 @@ async def test_a_restarted_gateway_submits_the_same_requests(gateway: Gateway, t
     await second.start()
     batch = await ended(second.openai(), batch)
     assert batch.request_counts.completed == 2
-    assert second.client.asked == gateway.client.asked
+    assert sorted(second.client.asked, key=lambda asked: asked[0]) == sorted(
+        gateway.client.asked, key=lambda asked: asked[0]
+    )
     await second.stop()
     third = Gateway(tmp_path)
     await third.start()
