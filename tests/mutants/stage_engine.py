@@ -1,6 +1,6 @@
 """Mutants of swarm/stage/engine."""
 
-from tests.mutants.mutant import Edit, Mutant
+from tests.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
@@ -103,9 +103,8 @@ MUTANTS = (
         name="mean-of-the-last-row",
         breaks="A mean begins anew with each row of the prompt.",
         target="swarm.stage.engine.vectors:VectorPool._add",
-        old="if held is None or held.position != row.start:",
-        new="if held is None:",
-        also=(Edit("swarm.stage.engine.vectors:VectorPool._add", "if row.start == 0:", "if True:"),),
+        old="held = self.sums.get(row.sequence) if row.start else _Sum(0, np.zeros(outputs.shape[1], np.float64))",
+        new="held = _Sum(row.start, np.zeros(outputs.shape[1], np.float64))",
         caught_by="tests/model/test_vectors.py::test_pieces_add_to_one_sum",
     ),
 )

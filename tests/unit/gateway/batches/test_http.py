@@ -64,10 +64,15 @@ class Client:
         self.errors: dict[str, ClientError] = {}  # by request: raised once
         self.may_end = asyncio.Event()
         self.may_end.set()
-        self.asked: list[tuple[str, Any, dict[str, Any]]] = []
+        self._asked: list[tuple[str, Any, dict[str, Any]]] = []
         self.closed: list[tuple[str, bool]] = []
         self._model = served()
         self._manifest = msgspec.structs.replace(self._model.manifest, context=4096)
+
+    @property
+    def asked(self) -> list[tuple[str, Any, dict[str, Any]]]:
+        """What was asked, by request: prompts are prepared in two threads, so the order is theirs."""
+        return sorted(self._asked, key=lambda asked: asked[0])
 
     async def describe(self) -> Any:
         return SimpleNamespace(manifest=self._manifest, state="serving", waits_for="", max_context=4096)
@@ -79,7 +84,7 @@ class Client:
         return None
 
     def stream(self, _prompt: object, params: object, *, request_id: str, **options: Any) -> Stream:
-        self.asked.append((request_id, params, options))
+        self._asked.append((request_id, params, options))
         return Stream(self, request_id)
 
     async def trace(self, request_id: str) -> Any:
@@ -402,9 +407,7 @@ async def test_a_restarted_gateway_submits_the_same_requests(gateway: Gateway, t
     await second.start()
     batch = await ended(second.openai(), batch)
     assert batch.request_counts.completed == 2
-    assert sorted(second.client.asked, key=lambda asked: asked[0]) == sorted(
-        gateway.client.asked, key=lambda asked: asked[0]
-    )
+    assert second.client.asked == gateway.client.asked
     await second.stop()
     third = Gateway(tmp_path)
     await third.start()
