@@ -87,14 +87,43 @@ def test_a_restarted_gateway_runs_exactly_the_lines_without_an_answer() -> None:
     assert BatchRunner(9).handle(added(()), 0) == [Write((), (Move("b", BatchStatus.completed),))]
 
 
-def test_a_refusal_pauses_the_batch_for_as_long_as_it_says_and_counts_no_attempt() -> None:
+def test_a_refused_line_runs_again_after_its_time_and_counts_no_attempt() -> None:
     runner = BatchRunner(1)
-    runner.handle(added((1, 2)), 0)
+    runner.handle(added((1,)), 0)
     for at in range(0, 50, 5):
         assert runner.handle(LineNotRun("b", 1, 5.0), at) == []
         assert runner.next_due() == at + 5
         assert runner.handle(TimePassed(), at + 4.9) == []
         assert runs(runner.handle(TimePassed(), at + 5)) == [1]
+
+
+def test_refused_lines_do_not_hold_up_the_others_of_their_batch() -> None:
+    """As if the first lines were for a model that is away: they wait behind the others, each for its own time."""
+    runner = BatchRunner(3)
+    assert runs(runner.handle(added((1, 2, 3, 4, 5, 6, 7)), 0)) == [1, 2, 3]
+    assert runs(runner.handle(LineNotRun("b", 1, 9.0), 0)) == [4]
+    assert runs(runner.handle(LineNotRun("b", 2, 5.0), 1)) == [5]
+    runner.handle(LineAnswered("b", 4, GOOD), 1)
+    assert runs(runner.handle(Written(), 1)) == [6]
+    assert runs(runner.handle(LineNotRun("b", 3, 9.0), 1)) == [7]
+    for number in (5, 6, 7):
+        runner.handle(LineAnswered("b", number, GOOD), 2)
+        runner.handle(Written(), 2)
+    assert runner.next_due() == 6
+    assert runs(runner.handle(TimePassed(), 6)) == [2]
+    assert runs(runner.handle(TimePassed(), 10)) == [1, 3]
+
+
+def test_a_batch_pauses_when_a_whole_round_is_refused() -> None:
+    """So that a swarm that takes nothing is not asked for every line at once; the next round begins with other lines."""
+    runner = BatchRunner(2)
+    assert runs(runner.handle(added(tuple(range(1, 9))), 0)) == [1, 2]
+    assert runs(runner.handle(LineNotRun("b", 1, 5.0), 0)) == [3]
+    for number in (2, 3):
+        assert runner.handle(LineNotRun("b", number, 5.0), 0) == []
+    assert runner.next_due() == 5
+    assert runner.handle(TimePassed(), 4) == []
+    assert runs(runner.handle(TimePassed(), 5)) == [4, 5]
 
 
 def test_a_retry_is_due_even_if_its_time_passes_before_the_timer_is_set() -> None:
@@ -103,7 +132,7 @@ def test_a_retry_is_due_even_if_its_time_passes_before_the_timer_is_set() -> Non
     runner.handle(added((1, 2), expires_at=3600), 0)
     runner.handle(LineNotRun("b", 1, 0.001), 0)
     assert runner.next_due() == 0.001
-    assert runs(runner.handle(TimePassed(), 5)) == [1]
+    assert runs(runner.handle(TimePassed(), 5)) == [2]
     assert runner.next_due() == 3600
 
 
