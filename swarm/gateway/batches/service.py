@@ -31,7 +31,7 @@ from swarm.gateway.batches.runner import (
     Write,
     Written,
 )
-from swarm.gateway.batches.store import PAGE_BYTES, BatchStore, StoreConflict, StoreFailed, StoreFull
+from swarm.gateway.batches.store import PAGE_BYTES, BatchStore, StoreConflict, StoreFailed, StoreFull, TooManyBatches
 from swarm.gateway.errors import ApiError, invalid_field
 from swarm.log import get_logger
 
@@ -44,6 +44,11 @@ CLOSE_S = 5.0  # seconds for the tasks to end with the gateway
 MAX_NAME = 255  # characters of a file's name
 _MAX_FIELD = 1024  # bytes of a plain field of an upload
 _FIELDS = {"purpose", "file"}
+_CODES: dict[type[Exception], str] = {
+    StoreFull: "storage_full",
+    StoreConflict: "conflict",
+    TooManyBatches: "rate_limit_exceeded",
+}
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -295,9 +300,8 @@ class BatchService:
             return await self._call(work, *args, **keywords)
         except StoreFailed as error:
             raise _unavailable(str(error)) from None
-        except (StoreFull, StoreConflict) as error:
-            code = "storage_full" if isinstance(error, StoreFull) else "conflict"
-            raise ApiError(error.hint_status, str(error), code=code) from None
+        except (StoreFull, StoreConflict, TooManyBatches) as error:
+            raise ApiError(error.hint_status, str(error), code=_CODES[type(error)]) from None
 
     def _start_task(self, work: object) -> None:
         task = asyncio.ensure_future(work)  # type: ignore[call-overload]

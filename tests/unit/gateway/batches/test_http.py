@@ -19,7 +19,7 @@ from swarm.api_keys.keys import KeyLimits, make_key
 from swarm.client.results import Completion, Piece, Usage
 from swarm.config import BatchSettings, GatewaySettings, Settings
 from swarm.errors import ClientError, InvalidRequest, Overloaded, RequestFailed
-from swarm.gateway.batches import line_request, service
+from swarm.gateway.batches import line_request, service, store
 from swarm.gateway.completion.service import CompletionService
 from swarm.gateway.middleware import auth
 from swarm.gateway.middleware.body import decode_body
@@ -274,6 +274,21 @@ async def test_uploads_have_bounds(tmp_path: Path) -> None:
     assert caught.value.status_code == 413
     assert len((await client.files.list()).data) == 1
     await gateway.stop()
+
+
+async def test_a_tenant_has_a_limit_of_unfinished_batches(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "MAX_UNFINISHED", 2)
+    client = gateway.openai()
+    gateway.client.may_end.clear()
+    batches = [await begin(client, lines(chat())) for _ in range(2)]
+    with pytest.raises(openai.RateLimitError, match=r"2 unfinished batches.*wait.*or cancel") as caught:
+        await begin(client, lines(chat()))
+    assert caught.value.code == "rate_limit_exceeded"
+    assert len((await client.batches.list()).data) == 2
+    await client.batches.cancel(batches[0].id)
+    await ended(client, batches[0])
+    await begin(client, lines(chat()))
+    gateway.client.may_end.set()
 
 
 async def test_without_a_directory_the_remedy_is_named() -> None:

@@ -115,7 +115,7 @@ def test_refused_lines_do_not_hold_up_the_others_of_their_batch() -> None:
 
 
 def test_a_batch_pauses_when_a_whole_round_is_refused() -> None:
-    """So that a swarm that takes nothing is not asked for every line at once; the next round begins with other lines."""
+    """So that a swarm that takes nothing does not get every line at once; the next round begins with other lines."""
     runner = BatchRunner(2)
     assert runs(runner.handle(added(tuple(range(1, 9))), 0)) == [1, 2]
     assert runs(runner.handle(LineNotRun("b", 1, 5.0), 0)) == [3]
