@@ -17,7 +17,7 @@ TIMEOUT_S = 60.0  # seconds without a byte
 RETRY_S = 1.0
 _BOUNDARY = "swarm-batch-5d0f8c1e7a"
 _PIECE = 1 << 20
-_AWAY = (429, 502, 503, 504)
+_AWAY = (408, 429, 502, 503, 504)
 
 Json = dict[str, Any]
 

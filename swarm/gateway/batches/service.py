@@ -66,15 +66,17 @@ class BatchService:
         app: ASGIApp,
         *,
         max_line_bytes: int = 16 << 20,
+        body_timeout_s: float = 60.0,
         check_tenant: Callable[[str], ApiError | None] = lambda _: None,
         max_values: Callable[[], int] = lambda: 1 << 17,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Create the service. ``app``: the routes that answer lines. ``check_tenant``: returns why a tenant may not run
-        a line now. ``max_values``: returns the values that a body may have. ``clock``: seconds since 1970, since
-        windows outlive a restart of the machine."""
+        """Create the service. ``app``: the routes that answer lines. ``body_timeout_s``: seconds to wait for the next
+        bytes of an upload. ``check_tenant``: returns why a tenant may not run a line now. ``max_values``: returns the
+        values that a body may have. ``clock``: seconds since 1970, since windows outlive a restart of the machine."""
         self._store = None if state_dir is None else BatchStore(state_dir, int(settings.max_stored))
         self._settings, self._max_line_bytes, self._app = settings, max_line_bytes, app
+        self._body_timeout_s = body_timeout_s
         self._check_tenant, self._max_values, self._clock = check_tenant, max_values, clock
         self._runner = BatchRunner(settings.in_flight)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
@@ -133,7 +135,7 @@ class BatchService:
         upload = _Upload(self._max_line_bytes, int(self._settings.max_file))
         file_id, first, is_whole = await self._try(store.begin_file, tenant, "", self._clock()), 1, False
         try:
-            async for chunk in chunks:
+            while (chunk := await self._next_chunk(chunks)) is not None:
                 for event in parser.feed(chunk):
                     upload.add(event)
                 if upload.size >= PAGE_BYTES:
@@ -147,6 +149,15 @@ class BatchService:
         finally:
             if not is_whole:
                 self._start_task(self._drop_upload(store, file_id))
+
+    async def _next_chunk(self, chunks: AsyncIterator[bytes]) -> bytes | None:
+        """Return the next bytes of an upload; None at its end. Raises ApiError if they take too long."""
+        try:
+            async with asyncio.timeout(self._body_timeout_s):
+                return await anext(chunks, None)
+        except TimeoutError:
+            text = f"no byte of the file came within {self._body_timeout_s:g} s (gateway.body_timeout_s)"
+            raise ApiError(408, text, code="timeout") from None
 
     async def _store_lines(self, store: BatchStore, file_id: str, first: int, upload: _Upload) -> int:
         """Store the lines that an upload has collected. Returns the number of the next line."""

@@ -276,6 +276,31 @@ async def test_uploads_have_bounds(tmp_path: Path) -> None:
     await gateway.stop()
 
 
+async def test_an_upload_that_stops_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    gateway = Gateway(tmp_path)
+    await gateway.start()
+    gateway.app.batches._body_timeout_s = 0.001
+
+    async def stop_after_a_line() -> AsyncIterator[bytes]:
+        yield b'--x\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n' + lines(chat())
+        await asyncio.Event().wait()
+
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    async with asyncio.timeout(WAIT_S):
+        response = await gateway.http.post("/v1/files", content=stop_after_a_line(), headers=headers)
+    assert response.status_code == 408
+    assert response.json()["error"]["code"] == "timeout"
+    await until(lambda: not gateway.app.batches._tasks)
+    assert gateway.app.batches._store is not None
+    assert gateway.app.batches._store._opened.execute("SELECT COUNT(*) FROM files").fetchone() == (0,)
+    await gateway.stop()
+
+
+def test_the_gateways_time_for_bodies_holds_for_uploads(tmp_path: Path) -> None:
+    own = Settings(state_dir=tmp_path, gateway=GatewaySettings(body_timeout_s=7.0))
+    assert GatewayApp(own, [CompletionService(Client())]).batches._body_timeout_s == 7.0  # type: ignore[arg-type]
+
+
 async def test_a_tenant_has_a_limit_of_unfinished_batches(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "MAX_UNFINISHED", 2)
     client = gateway.openai()
