@@ -71,4 +71,28 @@ MUTANTS = (
         new="if False:",
         caught_by=f"{_RUNNER}::test_a_batch_that_expired_while_no_gateway_ran_starts_no_line",
     ),
+    Mutant(
+        name="batch-stopped-by-one-refusal",
+        breaks="Lines for a model that is away hold up the others of their batch.",
+        target="swarm.gateway.batches.runner:BatchRunner._retry",
+        old="if batch.num_refused > len(batch.in_flight):",
+        new="if True:",
+        caught_by=f"{_RUNNER}::test_refused_lines_do_not_hold_up_the_others_of_their_batch",
+    ),
+    Mutant(
+        name="batch-asks-on-after-a-refused-round",
+        breaks="A swarm that takes nothing gets all lines of a batch at once.",
+        target="swarm.gateway.batches.runner:BatchRunner._retry",
+        old="if batch.num_refused > len(batch.in_flight):",
+        new="if False:",
+        caught_by=f"{_RUNNER}::test_a_batch_pauses_when_a_whole_round_is_refused",
+    ),
+    Mutant(
+        name="batch-completed-without-its-refused-lines",
+        breaks="A batch ends while refused lines wait to run again.",
+        target="swarm.gateway.batches.runner:BatchRunner._settle",
+        old="elif not batch.pending and not batch.refused:",
+        new="elif not batch.pending:",
+        caught_by=f"{_RUNNER}::test_refused_lines_do_not_hold_up_the_others_of_their_batch",
+    ),
 )

@@ -17,7 +17,7 @@ TIMEOUT_S = 60.0  # seconds without a byte
 RETRY_S = 1.0
 _BOUNDARY = "swarm-batch-5d0f8c1e7a"
 _PIECE = 1 << 20
-_AWAY = (429, 502, 503, 504)
+_AWAY = (408, 429, 502, 503, 504)
 
 Json = dict[str, Any]
 
@@ -68,16 +68,24 @@ class GatewayClient:
             connection, response = self._open("GET", f"/v1/files/{file_id}/content", None, {})
             try:
                 with part.open("wb") as out:
-                    while piece := response.read(_PIECE):
+                    while piece := self._read_piece(response):
                         out.write(piece)
-            except http.client.HTTPException as error:
-                raise GatewayAway(f"the gateway {self.url} broke off its answer ({type(error).__name__})") from None
             finally:
                 connection.close()
             return {}
 
         self._repeat(copy)
         part.replace(target)
+
+    def _read_piece(self, response: http.client.HTTPResponse) -> bytes:
+        """Read the next bytes of a response; empty at its end. Raises GatewayAway if the connection ends before."""
+        try:
+            piece = response.read(_PIECE)
+        except (OSError, http.client.HTTPException) as error:
+            raise GatewayAway(f"the gateway {self.url} broke off its answer ({type(error).__name__})") from None
+        if not piece and response.length:  # bytes of the declared length that did not come
+            raise GatewayAway(f"the gateway {self.url} broke off its answer ({response.length} bytes are missing)")
+        return piece
 
     def _upload(self, file: Path) -> Json:
         head = (

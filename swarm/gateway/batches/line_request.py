@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 from starlette.types import ASGIApp, Message, Scope
 
-from swarm.gateway.batches.lines import BatchLine
+from swarm.gateway.batches.lines import BatchLine, read_custom_id
 from swarm.gateway.batches.objects import Answer, BatchRecord, StoredLine
 from swarm.gateway.batches.runner import LineAborted, LineAnswered, LineNotRun
 from swarm.gateway.batches.store import encode_answer
@@ -55,27 +55,44 @@ class _ErrorBody(msgspec.Struct):
     error: _Error
 
 
-async def run_line(app: ASGIApp, stored: StoredLine, is_aborted: asyncio.Event, max_values: int) -> LineEnd:
-    """Run a line and return how it ended. ``is_aborted``: set to cancel it. ``max_values``: as for ``decode_body``.
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line that is ready to run, or why it cannot."""
+
+    batch: BatchRecord
+    number: int
+    custom_id: str
+    body: bytes = b""
+    decoded: object = None
+    problem: ApiError | None = None
+
+
+def prepare_line(stored: StoredLine, max_values: int) -> Line:
+    """Decode a line. Takes long for a long one, so a thread calls it. ``max_values``: as for ``decode_body``."""
+    batch, number, custom_id = stored.batch, stored.number, read_custom_id(stored.content)
+    try:
+        body = bytes(msgspec.json.decode(stored.content, type=BatchLine).body)
+        return Line(batch, number, custom_id, body, decode_body(body, max_values))
+    except ApiError as problem:
+        return Line(batch, number, custom_id, problem=problem)
+
+
+async def run_line(app: ASGIApp, line: Line, is_aborted: asyncio.Event) -> LineEnd:
+    """Run a line and return how it ended. ``is_aborted``: set to cancel it.
 
     The request's id and seed follow from batch and line. A prompt that changes between two runs (a template with the
     date) cannot be the same request: then the line runs under a new id.
     """
-    batch, number = stored.batch, stored.number
-    body = msgspec.json.encode(msgspec.json.decode(stored.content, type=BatchLine).body)
-    try:
-        decoded = decode_body(body, max_values)
-    except ApiError as problem:
-        return refuse_line(stored, problem)
+    batch, number = line.batch, line.number
     request_id = f"{batch.id}-{number}"
     for _ in range(MAX_CONFLICTS):
-        scope = _scope(batch, body, decoded)
+        scope = _scope(line)
         scope["swarm.identity"] = RequestIdentity(request_id, batch.created_at, seed_of(batch.id, number))
         response = await _request(app, scope, is_aborted)
         if response.error_code != _CONFLICT:
             break
         request_id = f"{batch.id}-{number}-{secrets.token_hex(4)}"
-    return _end_of(stored, response, is_aborted=is_aborted.is_set())
+    return _end_of(line, response, is_aborted=is_aborted.is_set())
 
 
 def seed_of(batch_id: str, number: int) -> int:
@@ -84,7 +101,8 @@ def seed_of(batch_id: str, number: int) -> int:
     return int.from_bytes(digest) & MAX_SEED
 
 
-def _scope(batch: BatchRecord, body: bytes, decoded: object) -> Scope:
+def _scope(line: Line) -> Scope:
+    batch, body = line.batch, line.body
     return {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -100,7 +118,7 @@ def _scope(batch: BatchRecord, body: bytes, decoded: object) -> Scope:
         "server": None,
         "owner": Caller(batch.tenant, LOWEST_PRIORITY, models=frozenset(batch.models)),
         "swarm.body": body,
-        "swarm.json": decoded,
+        "swarm.json": line.decoded,
     }
 
 
@@ -131,32 +149,38 @@ async def _request(app: ASGIApp, scope: Scope, is_aborted: asyncio.Event) -> _Re
     )
 
 
-def _end_of(stored: StoredLine, response: _Response, *, is_aborted: bool) -> LineEnd:
-    batch_id, number = stored.batch.id, stored.number
+def _end_of(line: Line, response: _Response, *, is_aborted: bool) -> LineEnd:
+    batch_id, number = line.batch.id, line.number
     if response.status < 300:
-        return LineAnswered(batch_id, number, _answer(stored, response))
+        return LineAnswered(batch_id, number, _answer(line, response))
     if is_aborted:
         return LineAborted(batch_id, number)
     after_s = min(MAX_WAIT_S, max(RETRY_S, response.retry_after_s or 0.0))
     if response.status in (429, 503) or response.error_code == _READ_ELSEWHERE:
         return LineNotRun(batch_id, number, after_s)
-    answer = _answer(stored, response)
+    answer = _answer(line, response)
     if response.status >= 500 and response.status != 504:
         return LineNotRun(batch_id, number, after_s, answer)
     return LineAnswered(batch_id, number, answer)
 
 
-def _answer(stored: StoredLine, response: _Response) -> Answer:
-    custom_id = msgspec.json.decode(stored.content, type=BatchLine).custom_id
+def _answer(line: Line, response: _Response) -> Answer:
     told = {
         "status_code": response.status,
         "request_id": response.request_id,
         "body": msgspec.Raw(response.body or b"{}"),
     }
-    return Answer(response.status >= 300, encode_answer(stored.batch.id, stored.number, custom_id, told, None))
+    return Answer(response.status >= 300, encode_answer(line.batch.id, line.number, line.custom_id, told, None))
 
 
-def refuse_line(stored: StoredLine, problem: ApiError) -> LineEnd:
+def refuse_line(line: Line, problem: ApiError) -> LineEnd:
     """Return the end of a line that does not run, for this reason."""
     body = msgspec.json.encode(problem.to_openai())
-    return _end_of(stored, _Response(problem.status, "", problem.retry_after_s, body), is_aborted=False)
+    return _end_of(line, _Response(problem.status, "", problem.retry_after_s, body), is_aborted=False)
+
+
+def give_up(batch_id: str, number: int, custom_id: str) -> LineEnd:
+    """Return the end of a line whose run failed by a defect of the gateway."""
+    error = ApiError(500, "internal error of the gateway: see its log")
+    told = {"status_code": error.status, "request_id": "", "body": error.to_openai()}
+    return LineNotRun(batch_id, number, RETRY_S, Answer(True, encode_answer(batch_id, number, custom_id, told, None)))

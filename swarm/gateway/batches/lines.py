@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 
 from swarm.gateway.batches.objects import LineError
+from swarm.gateway.errors import ApiError
+from swarm.gateway.middleware.body import decode_body
+from swarm.wire.messages import MAX_TOKENS
 
 MAX_CUSTOM_ID = 512  # characters
 MAX_ERRORS = 100  # errors of one batch that are reported
+MAX_BODY_VALUES = 2 * MAX_TOKENS  # values in a line's body; the model that runs it may allow fewer
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 
 
@@ -20,7 +23,7 @@ class BatchLine(msgspec.Struct, frozen=True):
     custom_id: str
     method: str
     url: str
-    body: dict[str, Any]
+    body: msgspec.Raw
 
 
 class LineSplitter:
@@ -116,15 +119,37 @@ class LineChecker:
         if line.url != self._endpoint:
             text = f"The url {line.url[:80]!r} does not match the batch's endpoint {self._endpoint}."
             return LineError("invalid_url", text, "url", number)
-        if line.body.get("stream"):
-            return LineError("invalid_request", "stream is not supported in a batch.", "body.stream", number)
-        return None
+        return _problem_of_body(number, bytes(line.body))
+
+
+def _problem_of_body(number: int, body: bytes) -> LineError | None:
+    try:
+        decoded = decode_body(body, MAX_BODY_VALUES)
+    except ApiError as problem:
+        return LineError("invalid_request", f"This line is not a request: {problem.message}.", "body", number)
+    if not isinstance(decoded, dict):
+        return LineError("invalid_request", "The body must be an object.", "body", number)
+    if decoded.get("stream"):
+        return LineError("invalid_request", "stream is not supported in a batch.", "body.stream", number)
+    return None
 
 
 def _decoding_error(number: int, error: Exception) -> LineError:
     if isinstance(error, msgspec.ValidationError):
         return LineError("invalid_request", f"This line is not a request: {error}.", None, number)
     return LineError("invalid_json_line", f"This line is not parseable as valid JSON: {error}.", None, number)
+
+
+def read_custom_id(line: bytes) -> str:
+    """Return the custom_id without decoding the rest; empty if the line was never checked and has none."""
+    try:
+        return msgspec.json.decode(line, type=_Named).custom_id
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
+
+
+class _Named(msgspec.Struct):
+    custom_id: str
 
 
 def is_blank(line: bytes) -> bool:

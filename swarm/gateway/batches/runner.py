@@ -5,12 +5,16 @@ Lines of all batches share ``max_in_flight`` places; the tenant with the fewest 
 its place until its answer is on the disk, so a slow disk bounds what waits in memory. One write is in flight at a time
 and takes everything that waits.
 
+A refused line runs again after its own time, behind the others of its batch, so that lines for a model that is away do
+not hold up the rest. When a whole round is refused, every line that was in flight, the batch pauses.
+
 A batch that is cancelled or expires starts no more lines and aborts those in flight; answers that come meanwhile count.
 The write that ends it also gives every line without an answer an error.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -167,14 +171,35 @@ class _Batch:
     unwritten: dict[int, Answer] = field(default_factory=dict)
     move: Move | None = None  # a status that must be written
     attempts: Counter[int] = field(default_factory=Counter)
-    retry_at: float = 0.0
+    refused: list[tuple[float, int]] = field(default_factory=list)  # heap: when a line runs again, and its number
+    num_refused: int = 0  # refusals since the last answer or pause
+    paused_until: float = 0.0  # no line starts before; 0 if the batch does not pause
 
     @property
     def num_places(self) -> int:
         return len(self.in_flight) + len(self.unwritten)
 
-    def can_start(self, now: float) -> bool:
-        return bool(self.pending) and self.is_checked and self.closing is None and self.retry_at <= now
+    def wake(self, now: float) -> None:
+        """End the pause, and take up the refused lines, whose time has come."""
+        if self.paused_until <= now:
+            self.paused_until = 0.0
+        while self.refused and self.refused[0][0] <= now:
+            self.pending.append(heapq.heappop(self.refused)[1])
+
+    def due_times(self) -> Iterator[float]:
+        """Yield the times for which it waits."""
+        if self.closing is not None:
+            return
+        if self.move is None:
+            yield self.expires_at
+        if self.paused_until:
+            yield self.paused_until
+        elif self.refused:
+            yield self.refused[0][0]
+
+    @property
+    def can_start(self) -> bool:
+        return bool(self.pending) and self.is_checked and self.closing is None and not self.paused_until
 
 
 class BatchRunner:
@@ -197,10 +222,10 @@ class BatchRunner:
         """Start no further lines: the gateway ends."""
         self._is_stopped = True
 
-    def next_due(self, now: float) -> float | None:
-        """Return when ``TimePassed`` is due; None if nothing waits for a time."""
-        times = [batch.expires_at for batch in self._batches.values() if batch.closing is None and batch.move is None]
-        times += [batch.retry_at for batch in self._batches.values() if batch.pending and batch.retry_at > now]
+    def next_due(self) -> float | None:
+        """Return when ``TimePassed`` is due; None if nothing waits for a time. It may have passed since the last
+        event."""
+        times = [due for batch in self._batches.values() for due in batch.due_times()]
         if self._num_failed_writes and self._writing is None:
             times.append(self._write_at)
         return min(times, default=None)
@@ -208,8 +233,9 @@ class BatchRunner:
     def handle(self, event: Event, now: float) -> list[Action]:
         actions = list(self._apply(event, now))
         for batch in list(self._batches.values()):
+            batch.wake(now)
             actions += self._settle(batch, now)
-        actions += self._start_lines(now)
+        actions += self._start_lines()
         actions += self._start_write(now)
         return actions
 
@@ -266,6 +292,7 @@ class BatchRunner:
             case LineAnswered() if event.number in batch.in_flight:
                 batch.in_flight.remove(event.number)
                 batch.unwritten[event.number] = event.answer
+                batch.num_refused = 0
             case LineNotRun() if event.number in batch.in_flight:
                 batch.in_flight.remove(event.number)
                 self._retry(batch, event, now)
@@ -279,8 +306,11 @@ class BatchRunner:
             if batch.attempts[event.number] >= MAX_ATTEMPTS:
                 batch.unwritten[event.number] = event.answer
                 return
-        batch.pending.appendleft(event.number)
-        batch.retry_at = max(batch.retry_at, now + event.after_s)
+        retry_at = now + event.after_s
+        heapq.heappush(batch.refused, (retry_at, event.number))
+        batch.num_refused += 1
+        if batch.num_refused > len(batch.in_flight):
+            batch.num_refused, batch.paused_until = 0, max(batch.paused_until, retry_at)
 
     def _close(self, batch: _Batch, status: BatchStatus) -> Iterator[Action]:
         if batch.closing is None:
@@ -313,10 +343,10 @@ class BatchRunner:
             return
         if batch.closing is not None:
             batch.move = Move(batch.id, batch.closing)
-        elif not batch.pending:
+        elif not batch.pending and not batch.refused:
             batch.move = Move(batch.id, BatchStatus.completed)
 
-    def _start_lines(self, now: float) -> Iterator[Action]:
+    def _start_lines(self) -> Iterator[Action]:
         if self._is_stopped or self._num_failed_writes:
             return
         num_free = self._max_in_flight - sum(batch.num_places for batch in self._batches.values())
@@ -325,7 +355,7 @@ class BatchRunner:
         places: Counter[str] = Counter()  # by tenant
         for batch in self._batches.values():
             places[batch.tenant] += batch.num_places
-        ready = [batch for batch in self._batches.values() if batch.can_start(now)]
+        ready = [batch for batch in self._batches.values() if batch.can_start]
         while num_free > 0 and ready:
             batch = min(ready, key=lambda b: (places[b.tenant], b.num_places, b.place))
             number = batch.pending.popleft()

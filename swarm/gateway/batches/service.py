@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from starlette.types import ASGIApp
 
-from swarm.gateway.batches.line_request import refuse_line, run_line
+from swarm.gateway.batches.line_request import Line, LineEnd, give_up, prepare_line, refuse_line, run_line
 from swarm.gateway.batches.lines import LineSplitter, LineTooLong
 from swarm.gateway.batches.multipart import MultipartParser, PartBegan, PartData
 from swarm.gateway.batches.objects import BatchRecord, FileRecord, NewBatch
@@ -31,7 +31,7 @@ from swarm.gateway.batches.runner import (
     Write,
     Written,
 )
-from swarm.gateway.batches.store import PAGE_BYTES, BatchStore, StoreConflict, StoreFailed, StoreFull
+from swarm.gateway.batches.store import PAGE_BYTES, BatchStore, StoreConflict, StoreFailed, StoreFull, TooManyBatches
 from swarm.gateway.errors import ApiError, invalid_field
 from swarm.log import get_logger
 
@@ -44,6 +44,11 @@ CLOSE_S = 5.0  # seconds for the tasks to end with the gateway
 MAX_NAME = 255  # characters of a file's name
 _MAX_FIELD = 1024  # bytes of a plain field of an upload
 _FIELDS = {"purpose", "file"}
+_CODES: dict[type[Exception], str] = {
+    StoreFull: "storage_full",
+    StoreConflict: "conflict",
+    TooManyBatches: "rate_limit_exceeded",
+}
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,15 +66,17 @@ class BatchService:
         app: ASGIApp,
         *,
         max_line_bytes: int = 16 << 20,
+        body_timeout_s: float = 60.0,
         check_tenant: Callable[[str], ApiError | None] = lambda _: None,
         max_values: Callable[[], int] = lambda: 1 << 17,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Create the service. ``app``: the routes that answer lines. ``check_tenant``: returns why a tenant may not run
-        a line now. ``max_values``: returns the values that a body may have. ``clock``: seconds since 1970, since
-        windows outlive a restart of the machine."""
+        """Create the service. ``app``: the routes that answer lines. ``body_timeout_s``: seconds to wait for the next
+        bytes of an upload. ``check_tenant``: returns why a tenant may not run a line now. ``max_values``: returns the
+        values that a body may have. ``clock``: seconds since 1970, since windows outlive a restart of the machine."""
         self._store = None if state_dir is None else BatchStore(state_dir, int(settings.max_stored))
         self._settings, self._max_line_bytes, self._app = settings, max_line_bytes, app
+        self._body_timeout_s = body_timeout_s
         self._check_tenant, self._max_values, self._clock = check_tenant, max_values, clock
         self._runner = BatchRunner(settings.in_flight)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
@@ -128,7 +135,7 @@ class BatchService:
         upload = _Upload(self._max_line_bytes, int(self._settings.max_file))
         file_id, first, is_whole = await self._try(store.begin_file, tenant, "", self._clock()), 1, False
         try:
-            async for chunk in chunks:
+            while (chunk := await self._next_chunk(chunks)) is not None:
                 for event in parser.feed(chunk):
                     upload.add(event)
                 if upload.size >= PAGE_BYTES:
@@ -142,6 +149,15 @@ class BatchService:
         finally:
             if not is_whole:
                 self._start_task(self._drop_upload(store, file_id))
+
+    async def _next_chunk(self, chunks: AsyncIterator[bytes]) -> bytes | None:
+        """Return the next bytes of an upload; None at its end. Raises ApiError if they take too long."""
+        try:
+            async with asyncio.timeout(self._body_timeout_s):
+                return await anext(chunks, None)
+        except TimeoutError:
+            text = f"no byte of the file came within {self._body_timeout_s:g} s (gateway.body_timeout_s)"
+            raise ApiError(408, text, code="timeout") from None
 
     async def _store_lines(self, store: BatchStore, file_id: str, first: int, upload: _Upload) -> int:
         """Store the lines that an upload has collected. Returns the number of the next line."""
@@ -218,11 +234,10 @@ class BatchService:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        now = self._clock()
-        due = self._runner.next_due(now)
+        due = self._runner.next_due()
         if due is not None:
             # in steps of an hour, since the wall clock may be set
-            delay_s = min(3600.0, max(0.0, due - now))
+            delay_s = min(3600.0, max(0.0, due - self._clock()))
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._handle, TimePassed())
 
     async def _check(self, store: BatchStore, batch_id: str) -> None:
@@ -239,27 +254,32 @@ class BatchService:
                 return
 
     async def _run(self, store: BatchStore, batch_id: str, number: int) -> None:
-        is_aborted = self._aborts[batch_id, number]
+        custom_id = ""
+        try:
+            line = await self._read_line(store, batch_id, number)
+            custom_id = line.custom_id
+            end = await self._end_of(line, self._aborts[batch_id, number])
+        except Exception:  # a defect must not stop the batch: the line ends, so that its place becomes free
+            log.exception("line_failed", batch=batch_id, line=number)
+            end = give_up(batch_id, number, custom_id)
+        del self._aborts[batch_id, number]
+        self._handle(end)
+
+    async def _read_line(self, store: BatchStore, batch_id: str, number: int) -> Line:
+        max_values = self._max_values()
         while True:
             try:
-                stored = await self._call(store.read_line, batch_id, number)
-                break
+                return await self._call(lambda: prepare_line(store.read_line(batch_id, number), max_values))
             except StoreFailed as error:
                 log.warning("line_not_read", batch=batch_id, line=number, reason=str(error))
                 await asyncio.sleep(OPEN_RETRY_S)
-        problem = self._check_tenant(stored.batch.tenant)
+
+    async def _end_of(self, line: Line, is_aborted: asyncio.Event) -> LineEnd:
         if is_aborted.is_set():
-            end: Event = LineAborted(batch_id, number)
-        elif problem is not None:
-            end = refuse_line(stored, problem)
-        else:
-            try:
-                end = await run_line(self._app, stored, is_aborted, self._max_values())
-            except Exception:  # a bug in a route must not stop the batch
-                log.exception("line_failed", batch=batch_id, line=number)
-                end = refuse_line(stored, ApiError(500, "internal error of the gateway: see its log"))
-        del self._aborts[batch_id, number]
-        self._handle(end)
+            return LineAborted(line.batch.id, line.number)
+        if (problem := line.problem or self._check_tenant(line.batch.tenant)) is not None:
+            return refuse_line(line, problem)
+        return await run_line(self._app, line, is_aborted)
 
     async def _write(self, store: BatchStore, write: Write) -> None:
         try:
@@ -291,9 +311,8 @@ class BatchService:
             return await self._call(work, *args, **keywords)
         except StoreFailed as error:
             raise _unavailable(str(error)) from None
-        except (StoreFull, StoreConflict) as error:
-            code = "storage_full" if isinstance(error, StoreFull) else "conflict"
-            raise ApiError(error.hint_status, str(error), code=code) from None
+        except (StoreFull, StoreConflict, TooManyBatches) as error:
+            raise ApiError(error.hint_status, str(error), code=_CODES[type(error)]) from None
 
     def _start_task(self, work: object) -> None:
         task = asyncio.ensure_future(work)  # type: ignore[call-overload]

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from swarm.errors import SwarmError
-from swarm.gateway.batches.lines import LineChecker, is_blank
+from swarm.gateway.batches.lines import LineChecker, is_blank, read_custom_id
 from swarm.gateway.batches.objects import (
     TIMES,
     BatchRecord,
@@ -38,6 +38,7 @@ DIRECTORY = "batches"
 FILE = "batches.db"
 LOCK = "batches.lock"
 VERSION = 1
+MAX_UNFINISHED = 100  # batches of a tenant
 PAGE_BYTES = 1 << 20  # bytes of content that are read at a time
 _BUSY_S = 1.0  # seconds to wait for a reader's lock, such as a backup's
 
@@ -97,6 +98,7 @@ _BATCH_COLUMNS = (
     "id, tenant, endpoint, input, completion_window, metadata, status, created_at, expires_at, errors, output, error, "
     "total, completed, failed, times, models"
 )
+_UNFINISHED = "status NOT IN ('completed', 'failed', 'expired', 'cancelled')"
 # Error of a line that has no answer when its batch ends early.
 _CLOSED = {
     BatchStatus.expired: ("batch_expired", "This request could not be executed before the completion window expired."),
@@ -120,6 +122,12 @@ class StoreConflict(SwarmError):
     """The record is in a state that does not allow this."""
 
     hint_status = 409
+
+
+class TooManyBatches(SwarmError):
+    """The tenant has as many unfinished batches as it may."""
+
+    hint_status = 429
 
 
 class BatchStore:
@@ -283,11 +291,7 @@ class BatchStore:
             ).fetchone()
             if row is None:
                 return False
-            reader = db.execute(
-                "SELECT id FROM batches WHERE input = ? AND status NOT IN ('completed', 'failed', 'expired', "
-                "'cancelled')",
-                (file_id,),
-            ).fetchone()
+            reader = db.execute(f"SELECT id FROM batches WHERE input = ? AND {_UNFINISHED}", (file_id,)).fetchone()
             if reader is not None:
                 raise StoreConflict(f"{reader[0]} reads this file: cancel the batch first, or wait for its end")
             self._delete_content(db, *row)
@@ -307,7 +311,7 @@ class BatchStore:
     # --- batches
 
     def create_batch(self, new: NewBatch, now: float) -> BatchRecord | None:
-        """Create a batch in the status ``validating``; None if there is no such input file."""
+        """Create a batch in the status ``validating``; None if there is no such input file. Raises TooManyBatches."""
         batch_id = f"batch_{secrets.token_hex(12)}"
         created_at = int(now)
         with self._transaction() as db:
@@ -317,6 +321,14 @@ class BatchStore:
             ).fetchone()
             if exists is None:
                 return None
+            num_unfinished = db.execute(
+                f"SELECT COUNT(*) FROM batches WHERE tenant = ? AND {_UNFINISHED}", (new.tenant,)
+            ).fetchone()[0]
+            if num_unfinished >= MAX_UNFINISHED:
+                raise TooManyBatches(
+                    f"you have {num_unfinished} unfinished batches, which is the limit: wait until one has ended, or "
+                    "cancel one"
+                )
             db.execute(
                 "INSERT INTO batches (id, tenant, endpoint, input, completion_window, metadata, status, created_at, "
                 "expires_at, errors, times, models) VALUES (?, ?, ?, ?, ?, ?, 'validating', ?, ?, ?, ?, ?)",
@@ -366,8 +378,7 @@ class BatchStore:
         """Return the unfinished batches with their unanswered lines."""
         with self._errors():
             rows = self._opened.execute(
-                "SELECT id, tenant, status, expires_at FROM batches WHERE status NOT IN ('completed', 'failed', "
-                "'expired', 'cancelled') ORDER BY number"
+                f"SELECT id, tenant, status, expires_at FROM batches WHERE {_UNFINISHED} ORDER BY number"
             ).fetchall()
             return [
                 BatchAdded(batch_id, tenant, BatchStatus(status), expires_at, self._pending(batch_id))
@@ -452,7 +463,7 @@ class BatchStore:
         ).fetchone()
         for number in self._pending(batch_id):
             line = db.execute("SELECT content FROM lines WHERE file = ? AND number = ?", (file, number)).fetchone()[0]
-            content = encode_answer(batch_id, number, _custom_id(line), None, {"code": code, "message": message})
+            content = encode_answer(batch_id, number, read_custom_id(line), None, {"code": code, "message": message})
             db.execute("INSERT INTO answers VALUES (?, ?, 1, ?)", (key, number, content))
             self._count(db, batch_id, True, 1, len(content))
         db.execute("UPDATE batches SET total = completed + failed WHERE number = ?", (key,))
@@ -583,17 +594,6 @@ def _to_batch(row: tuple[Any, ...]) -> BatchRecord:
     for name in ("metadata", "errors", "times", "models"):
         values[name] = msgspec.json.decode(values[name])
     return msgspec.convert(values, BatchRecord)
-
-
-def _custom_id(line: bytes) -> str:
-    try:
-        return msgspec.json.decode(line, type=_Named).custom_id
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return ""  # the batch ended before its lines were checked
-
-
-class _Named(msgspec.Struct):
-    custom_id: str
 
 
 def encode_answer(

@@ -79,6 +79,7 @@ class GatewayApp:
             settings.batch,
             self._routes,
             max_line_bytes=int(own.max_body),
+            body_timeout_s=own.body_timeout_s,
             check_tenant=guard.check_tenant,
             max_values=lambda: max(MAX_VALUES, 2 * guard.context()),
         )

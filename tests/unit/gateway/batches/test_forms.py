@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from swarm.gateway.batches.lines import MAX_ERRORS, LineChecker, LineSplitter, LineTooLong
+from swarm.gateway.batches.lines import (
+    MAX_BODY_VALUES,
+    MAX_ERRORS,
+    LineChecker,
+    LineSplitter,
+    LineTooLong,
+    read_custom_id,
+)
 from swarm.gateway.batches.multipart import (
     MAX_PART_HEAD,
     MAX_PARTS,
@@ -19,6 +26,7 @@ from swarm.gateway.batches.multipart import (
     parse_boundary,
 )
 from swarm.gateway.errors import ApiError
+from swarm.gateway.middleware.body import MAX_DEPTH
 
 CHAT = "/v1/chat/completions"
 
@@ -117,6 +125,8 @@ def line(**fields: Any) -> bytes:
         (line(method="GET"), "invalid_method", "method"),
         (line(url="/v1/completions"), "invalid_url", "url"),
         (line(body={"stream": True}), "invalid_request", "body.stream"),
+        (line(body=[]), "invalid_request", "body"),
+        (line(body={"a": "\ud800"}), "invalid_json_line", None),
     ],
 )
 def test_a_wrong_line_is_named_by_its_number(content: bytes, code: str, param: str | None) -> None:
@@ -125,6 +135,37 @@ def test_a_wrong_line_is_named_by_its_number(content: bytes, code: str, param: s
     checker.check(4, content)
     [error] = checker.finish()
     assert (error.code, error.param, error.line) == (code, param, 4)
+
+
+def nested(depth: int) -> bytes:
+    """A line whose body has this many levels."""
+    return line(body={"a": 0}).replace(b"0", b"[" * (depth - 1) + b"]" * (depth - 1))
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (nested(MAX_DEPTH + 1), "nested deeper than 100 levels"),
+        (nested(500), "nested deeper than 100 levels"),
+        (nested(1 << 16), "recursion"),
+        (line(body={"a": 0}).replace(b"0", b"[" + b"0," * MAX_BODY_VALUES + b"0]"), "values"),
+    ],
+    ids=["deep", "deeper", "deepest", "broad"],
+)
+def test_a_body_that_the_gateway_would_not_decode_is_refused(content: bytes, why: str) -> None:
+    checker = LineChecker(CHAT, 10)
+    checker.check(1, nested(MAX_DEPTH))
+    assert not checker.errors
+    checker.check(2, content.replace(b'"custom_id": "a"', b'"custom_id": "b"'))
+    [error] = checker.finish()
+    assert why in error.message
+    assert error.line == 2
+
+
+def test_the_custom_id_is_read_from_any_line() -> None:
+    assert read_custom_id(nested(MAX_DEPTH)) == "a"
+    for wrong in (b"{", b"\xff", b"[]", b"[" * 100_000):
+        assert read_custom_id(wrong) == ""
 
 
 def test_right_lines_have_no_errors_and_an_empty_file_has_one() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,9 +19,10 @@ from swarm.api_keys.keys import KeyLimits, make_key
 from swarm.client.results import Completion, Piece, Usage
 from swarm.config import BatchSettings, GatewaySettings, Settings
 from swarm.errors import ClientError, InvalidRequest, Overloaded, RequestFailed
-from swarm.gateway.batches import line_request, service
+from swarm.gateway.batches import line_request, service, store
 from swarm.gateway.completion.service import CompletionService
 from swarm.gateway.middleware import auth
+from swarm.gateway.middleware.body import decode_body
 from swarm.gateway.middleware.gateway_app import GatewayApp
 from tests.unit.gateway.apis.feeding import served
 
@@ -62,10 +64,15 @@ class Client:
         self.errors: dict[str, ClientError] = {}  # by request: raised once
         self.may_end = asyncio.Event()
         self.may_end.set()
-        self.asked: list[tuple[str, Any, dict[str, Any]]] = []
+        self._asked: list[tuple[str, Any, dict[str, Any]]] = []
         self.closed: list[tuple[str, bool]] = []
         self._model = served()
         self._manifest = msgspec.structs.replace(self._model.manifest, context=4096)
+
+    @property
+    def asked(self) -> list[tuple[str, Any, dict[str, Any]]]:
+        """What was asked, by request: prompts are prepared in two threads, so the order is theirs."""
+        return sorted(self._asked, key=lambda asked: asked[0])
 
     async def describe(self) -> Any:
         return SimpleNamespace(manifest=self._manifest, state="serving", waits_for="", max_context=4096)
@@ -77,7 +84,7 @@ class Client:
         return None
 
     def stream(self, _prompt: object, params: object, *, request_id: str, **options: Any) -> Stream:
-        self.asked.append((request_id, params, options))
+        self._asked.append((request_id, params, options))
         return Stream(self, request_id)
 
     async def trace(self, request_id: str) -> Any:
@@ -269,6 +276,46 @@ async def test_uploads_have_bounds(tmp_path: Path) -> None:
     await gateway.stop()
 
 
+async def test_an_upload_that_stops_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    gateway = Gateway(tmp_path)
+    await gateway.start()
+    gateway.app.batches._body_timeout_s = 0.001
+
+    async def stop_after_a_line() -> AsyncIterator[bytes]:
+        yield b'--x\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n' + lines(chat())
+        await asyncio.Event().wait()
+
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    async with asyncio.timeout(WAIT_S):
+        response = await gateway.http.post("/v1/files", content=stop_after_a_line(), headers=headers)
+    assert response.status_code == 408
+    assert response.json()["error"]["code"] == "timeout"
+    await until(lambda: not gateway.app.batches._tasks)
+    assert gateway.app.batches._store is not None
+    assert gateway.app.batches._store._opened.execute("SELECT COUNT(*) FROM files").fetchone() == (0,)
+    await gateway.stop()
+
+
+def test_the_gateways_time_for_bodies_holds_for_uploads(tmp_path: Path) -> None:
+    own = Settings(state_dir=tmp_path, gateway=GatewaySettings(body_timeout_s=7.0))
+    assert GatewayApp(own, [CompletionService(Client())]).batches._body_timeout_s == 7.0  # type: ignore[arg-type]
+
+
+async def test_a_tenant_has_a_limit_of_unfinished_batches(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "MAX_UNFINISHED", 2)
+    client = gateway.openai()
+    gateway.client.may_end.clear()
+    batches = [await begin(client, lines(chat())) for _ in range(2)]
+    with pytest.raises(openai.RateLimitError, match=r"2 unfinished batches.*wait.*or cancel") as caught:
+        await begin(client, lines(chat()))
+    assert caught.value.code == "rate_limit_exceeded"
+    assert len((await client.batches.list()).data) == 2
+    await client.batches.cancel(batches[0].id)
+    await ended(client, batches[0])
+    await begin(client, lines(chat()))
+    gateway.client.may_end.set()
+
+
 async def test_without_a_directory_the_remedy_is_named() -> None:
     gateway = Gateway(None)
     with pytest.raises(openai.APIStatusError, match="--state-dir") as caught:
@@ -298,7 +345,7 @@ async def test_a_refused_line_runs_again_until_the_swarm_takes_it(gateway: Gatew
     await until(lambda: len(gateway.client.asked) == 1)
     gateway.client.errors[f"{batch.id}-1"] = Overloaded("full", 7.0)
     gateway.client.may_end.set()
-    await until(lambda: gateway.app.batches._runner.next_due(gateway.now) == gateway.now + 7)
+    await until(lambda: gateway.app.batches._runner.next_due() == gateway.now + 7)
     gateway.pass_time(7)
     batch = await ended(client, batch)
     assert batch.request_counts.completed == 1
@@ -315,6 +362,34 @@ async def test_a_line_that_fails_for_good_has_the_swarms_error(gateway: Gateway,
 
 def _raise(error: Exception) -> Any:
     raise error
+
+
+@pytest.mark.parametrize("name", ["prepare_line", "run_line"])
+async def test_a_line_that_meets_a_defect_ends_and_frees_its_place(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    client = gateway.openai()
+    monkeypatch.setattr(service, name, lambda *_: _raise(RecursionError()))
+    batch = await ended(client, await begin(client, lines(chat())))
+    [line] = await read(client, batch.error_file_id)
+    assert line["response"]["status_code"] == 500
+    assert "internal error" in line["response"]["body"]["error"]["message"]
+
+
+async def test_lines_are_decoded_in_a_thread(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a long line does not hold up the other requests."""
+    threads: list[threading.Thread] = []
+
+    def decode(*given: Any) -> Any:
+        threads.append(threading.current_thread())
+        return decode_body(*given)
+
+    monkeypatch.setattr(line_request, "decode_body", decode)
+    client = gateway.openai()
+    batch = await ended(client, await begin(client, lines(chat())))
+    assert batch.request_counts.completed == 1
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
 
 
 async def test_a_line_whose_prompt_has_changed_runs_under_a_new_id(gateway: Gateway) -> None:
@@ -414,7 +489,7 @@ async def test_a_key_without_tokens_waits_and_a_revoked_one_runs_nothing(
     await gateway.start()
     bob = gateway.openai(shown)
     batch = await begin(bob, lines(chat(), chat(), chat()))
-    await until(lambda: gateway.app.batches._runner.next_due(gateway.now) == gateway.now + line_request.MAX_WAIT_S)
+    await until(lambda: gateway.app.batches._runner.next_due() == gateway.now + line_request.MAX_WAIT_S)
     assert len(gateway.client.asked) == 1
     assert (await gateway.openai(shown_root).batches.list()).data == []
     update_keys(tmp_path / "keys.json", lambda ring: ring.remove("bob"))

@@ -79,7 +79,7 @@ def test_the_last_answer_and_the_end_of_the_batch_are_one_write() -> None:
     ]
     runner.handle(Written(), 0)
     assert runner.num_active == 0
-    assert runner.next_due(0) is None
+    assert runner.next_due() is None
 
 
 def test_a_restarted_gateway_runs_exactly_the_lines_without_an_answer() -> None:
@@ -87,14 +87,53 @@ def test_a_restarted_gateway_runs_exactly_the_lines_without_an_answer() -> None:
     assert BatchRunner(9).handle(added(()), 0) == [Write((), (Move("b", BatchStatus.completed),))]
 
 
-def test_a_refusal_pauses_the_batch_for_as_long_as_it_says_and_counts_no_attempt() -> None:
+def test_a_refused_line_runs_again_after_its_time_and_counts_no_attempt() -> None:
     runner = BatchRunner(1)
-    runner.handle(added((1, 2)), 0)
+    runner.handle(added((1,)), 0)
     for at in range(0, 50, 5):
         assert runner.handle(LineNotRun("b", 1, 5.0), at) == []
-        assert runner.next_due(at) == at + 5
+        assert runner.next_due() == at + 5
         assert runner.handle(TimePassed(), at + 4.9) == []
         assert runs(runner.handle(TimePassed(), at + 5)) == [1]
+
+
+def test_refused_lines_do_not_hold_up_the_others_of_their_batch() -> None:
+    """As if the first lines were for a model that is away: they wait behind the others, each for its own time."""
+    runner = BatchRunner(3)
+    assert runs(runner.handle(added((1, 2, 3, 4, 5, 6, 7)), 0)) == [1, 2, 3]
+    assert runs(runner.handle(LineNotRun("b", 1, 9.0), 0)) == [4]
+    assert runs(runner.handle(LineNotRun("b", 2, 5.0), 1)) == [5]
+    runner.handle(LineAnswered("b", 4, GOOD), 1)
+    assert runs(runner.handle(Written(), 1)) == [6]
+    assert runs(runner.handle(LineNotRun("b", 3, 9.0), 1)) == [7]
+    for number in (5, 6, 7):
+        runner.handle(LineAnswered("b", number, GOOD), 2)
+        runner.handle(Written(), 2)
+    assert runner.next_due() == 6
+    assert runs(runner.handle(TimePassed(), 6)) == [2]
+    assert runs(runner.handle(TimePassed(), 10)) == [1, 3]
+
+
+def test_a_batch_pauses_when_a_whole_round_is_refused() -> None:
+    """So that a swarm that takes nothing does not get every line at once; the next round begins with other lines."""
+    runner = BatchRunner(2)
+    assert runs(runner.handle(added(tuple(range(1, 9))), 0)) == [1, 2]
+    assert runs(runner.handle(LineNotRun("b", 1, 5.0), 0)) == [3]
+    for number in (2, 3):
+        assert runner.handle(LineNotRun("b", number, 5.0), 0) == []
+    assert runner.next_due() == 5
+    assert runner.handle(TimePassed(), 4) == []
+    assert runs(runner.handle(TimePassed(), 5)) == [4, 5]
+
+
+def test_a_retry_is_due_even_if_its_time_passes_before_the_timer_is_set() -> None:
+    """The shell reads its clock later than the event's time. A batch without a free place waits for none."""
+    runner = BatchRunner(1)
+    runner.handle(added((1, 2), expires_at=3600), 0)
+    runner.handle(LineNotRun("b", 1, 0.001), 0)
+    assert runner.next_due() == 0.001
+    assert runs(runner.handle(TimePassed(), 5)) == [2]
+    assert runner.next_due() == 3600
 
 
 def test_a_line_whose_runs_fail_ends_with_its_error_after_some_attempts() -> None:
@@ -112,11 +151,11 @@ def test_a_full_disk_stops_new_lines_and_loses_no_answer() -> None:
     runner.handle(LineAnswered("b", 1, GOOD), 0)
     assert runner.handle(NotWritten(), 10) == []
     assert runner.handle(LineAnswered("b", 2, BAD), 10.5) == []
-    assert runner.next_due(10.5) == 10 + FIRST_RETRY_S
+    assert runner.next_due() == 10 + FIRST_RETRY_S
     both = Write((("b", 1, GOOD), ("b", 2, BAD)))
     assert runner.handle(TimePassed(), 10 + FIRST_RETRY_S) == [both]
     assert runner.handle(NotWritten(), 20) == []
-    assert runner.next_due(20) == 20 + 2 * FIRST_RETRY_S
+    assert runner.next_due() == 20 + 2 * FIRST_RETRY_S
     assert runner.handle(TimePassed(), 20 + 2 * FIRST_RETRY_S) == [both]
     assert runs(runner.handle(Written(), 30)) == [4]
 
@@ -137,10 +176,10 @@ def test_a_cancelled_batch_aborts_its_lines_and_keeps_the_answers_that_come_mean
 def test_a_batch_expires_at_its_time() -> None:
     runner = BatchRunner(1)
     runner.handle(added((1, 2), expires_at=100), 0)
-    assert runner.next_due(0) == 100
+    assert runner.next_due() == 100
     assert runner.handle(TimePassed(), 99) == []
     assert runner.handle(TimePassed(), 100) == [AbortLine("b", 1)]
-    assert runner.next_due(100) is None
+    assert runner.next_due() is None
     assert runner.handle(LineNotRun("b", 1, 1.0), 100) == [Write((), (Move("b", BatchStatus.expired),))]
 
 

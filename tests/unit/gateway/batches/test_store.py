@@ -13,7 +13,15 @@ import pytest
 
 from swarm.gateway.batches.objects import Answer, BatchRecord, BatchStatus, NewBatch
 from swarm.gateway.batches.runner import BatchChecked, Move, Write
-from swarm.gateway.batches.store import PAGE_BYTES, BatchStore, StoreConflict, StoreFailed, StoreFull
+from swarm.gateway.batches.store import (
+    MAX_UNFINISHED,
+    PAGE_BYTES,
+    BatchStore,
+    StoreConflict,
+    StoreFailed,
+    StoreFull,
+    TooManyBatches,
+)
 
 CHAT = "/v1/chat/completions"
 
@@ -213,6 +221,15 @@ def test_a_batch_that_ends_after_its_cancellation_is_cancelled(store: BatchStore
     assert ended.status is BatchStatus.cancelled
     assert ended.times["cancelled_at"] == 2600
     assert store.cancel_batch(record.id, "alice", 2700) == ended
+
+
+def test_the_limit_of_unfinished_batches_is_each_tenants_own(store: BatchStore) -> None:
+    records = [add_batch(store, [line(1)]) for _ in range(MAX_UNFINISHED)]
+    with pytest.raises(TooManyBatches, match=str(MAX_UNFINISHED)):
+        add_batch(store, [line(1)])
+    add_batch(store, [line(1)], "bob")
+    store.write(Write((), (Move(records[0].id, BatchStatus.failed),)), 0)
+    add_batch(store, [line(1)])
 
 
 def test_an_ended_batch_cannot_be_cancelled(store: BatchStore) -> None:
