@@ -84,8 +84,6 @@ class BatchService:
         self._aborts: dict[tuple[str, int], asyncio.Event] = {}  # lines in flight
         self._timer: asyncio.TimerHandle | None = None
         self._problem = "the store of batches is being opened"  # why the store cannot be used; empty if it can
-        if self._store is None:
-            self._problem = "batches need a directory: start the gateway with --state-dir"
 
     # --- life
 
@@ -297,7 +295,10 @@ class BatchService:
 
     def _usable_store(self) -> BatchStore:
         """Return the store. Raises ApiError if it cannot be used now."""
-        if self._store is None or self._problem:
+        if self._store is None:
+            text = "batches need a directory: start the gateway with --state-dir"
+            raise ApiError(404, text, code="unsupported_endpoint")
+        if self._problem:
             raise _unavailable(self._problem)
         return self._store
 
