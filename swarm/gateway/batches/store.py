@@ -258,9 +258,7 @@ class BatchStore:
         number; empty at the end. None if there is no such file."""
         with self._errors():
             db = self._opened
-            row = db.execute(
-                "SELECT number, batch, is_error FROM files WHERE id = ? AND tenant = ? AND is_whole", (file_id, tenant)
-            ).fetchone()
+            row = _find_content(db, file_id, tenant)
             if row is None:
                 return None
             number, batch, is_error = row
@@ -286,9 +284,7 @@ class BatchStore:
     def delete_file(self, file_id: str, tenant: str) -> bool:
         """Delete a file; return whether there was one. Raises StoreConflict while a batch reads it."""
         with self._transaction() as db:
-            row = db.execute(
-                "SELECT number, batch, is_error FROM files WHERE id = ? AND tenant = ? AND is_whole", (file_id, tenant)
-            ).fetchone()
+            row = _find_content(db, file_id, tenant)
             if row is None:
                 return False
             reader = db.execute(f"SELECT id FROM batches WHERE input = ? AND {_UNFINISHED}", (file_id,)).fetchone()
@@ -586,6 +582,13 @@ class BatchStore:
 
     def _batch(self, db: sqlite3.Connection, batch_id: str) -> BatchRecord:
         return _to_batch(db.execute(f"SELECT {_BATCH_COLUMNS} FROM batches WHERE id = ?", (batch_id,)).fetchone())
+
+
+def _find_content(db: sqlite3.Connection, file_id: str, tenant: str) -> tuple[int, int | None, int | None] | None:
+    """Return a whole file's number, the batch whose answers it has, and whether they are errors; None without one."""
+    query = "SELECT number, batch, is_error FROM files WHERE id = ? AND tenant = ? AND is_whole"
+    row: tuple[int, int | None, int | None] | None = db.execute(query, (file_id, tenant)).fetchone()
+    return row
 
 
 def _to_batch(row: tuple[Any, ...]) -> BatchRecord:

@@ -59,19 +59,13 @@ async def list_files(
 ) -> Response:
     """List the caller's files."""
     tenant, ascending = caller_of(request).tenant, order == "asc"
-    page = await service_of(request).list_files(tenant, purpose, after, limit, ascending=ascending)
-    if page is None:
-        raise invalid_field("after", f"there is no file {(after or '')[:80]!r}")
-    return _list(*page)
+    return _list("file", after, await service_of(request).list_files(tenant, purpose, after, limit, ascending=ascending))
 
 
 @router.get("/v1/files/{file_id}")
 async def file(request: Request, file_id: str) -> Response:
     """Return a file's description."""
-    record = await service_of(request).file(file_id, caller_of(request).tenant)
-    if record is None:
-        raise not_found("file", file_id)
-    return JsonResponse(record.to_json())
+    return _describe("file", file_id, await service_of(request).file(file_id, caller_of(request).tenant))
 
 
 @router.delete("/v1/files/{file_id}")
@@ -133,31 +127,33 @@ async def list_batches(
     request: Request, after: str | None = None, limit: Annotated[int, Query(ge=1, le=100)] = 20
 ) -> Response:
     """List the caller's batches, the newest first."""
-    page = await service_of(request).list_batches(caller_of(request).tenant, after, limit)
-    if page is None:
-        raise invalid_field("after", f"there is no batch {(after or '')[:80]!r}")
-    return _list(*page)
+    return _list("batch", after, await service_of(request).list_batches(caller_of(request).tenant, after, limit))
 
 
 @router.get("/v1/batches/{batch_id}")
 async def batch(request: Request, batch_id: str) -> Response:
     """Return the state of a batch."""
-    record = await service_of(request).batch(batch_id, caller_of(request).tenant)
-    if record is None:
-        raise not_found("batch", batch_id)
-    return JsonResponse(record.to_json())
+    return _describe("batch", batch_id, await service_of(request).batch(batch_id, caller_of(request).tenant))
 
 
 @router.post("/v1/batches/{batch_id}/cancel")
 async def cancel_batch(request: Request, batch_id: str) -> Response:
     """Cancel a batch. The answers so far stay available."""
-    record = await service_of(request).cancel_batch(batch_id, caller_of(request).tenant)
+    return _describe("batch", batch_id, await service_of(request).cancel_batch(batch_id, caller_of(request).tenant))
+
+
+def _describe(kind: str, given: str, record: FileRecord | BatchRecord | None) -> Response:
     if record is None:
-        raise not_found("batch", batch_id)
+        raise not_found(kind, given)
     return JsonResponse(record.to_json())
 
 
-def _list(records: list[FileRecord] | list[BatchRecord], has_more: bool) -> Response:
+def _list(
+    kind: str, after: str | None, page: tuple[list[FileRecord], bool] | tuple[list[BatchRecord], bool] | None
+) -> Response:
+    if page is None:
+        raise invalid_field("after", f"there is no {kind} {(after or '')[:80]!r}")
+    records, has_more = page
     data: list[dict[str, Any]] = [record.to_json() for record in records]
     ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
     return JsonResponse({"object": "list", "data": data, **ends, "has_more": has_more})

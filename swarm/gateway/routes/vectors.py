@@ -52,7 +52,7 @@ async def answer_embeddings(
 ) -> Response:
     """Answer with the inputs' embeddings. ``api``: where the request is counted. ``field``: the client's name of the
     inputs. Raises ApiError."""
-    vectors.check_body(body, served)
+    limits = vectors.check_body(body, served)
     try:
         pooling = find_pooling(served.manifest)
         check_dimensions(body.dimensions, served.manifest)
@@ -66,7 +66,7 @@ async def answer_embeddings(
     def respond(answers: Sequence[VectorAnswer], _: str) -> Json:
         return to_response(answers, pooling)
 
-    job = _VectorJob(request, service, served, body, embedding_params(pooling), api=api, field=field)
+    job = _VectorJob(request, service, served, limits, embedding_params(pooling), api=api, field=field)
     return await job.run(encode, sum(map(len, inputs)), respond)
 
 
@@ -76,7 +76,7 @@ async def answer_embeddings(
 async def rerank(request: Request, body: vectors.RerankBody) -> Response:
     """Return how well each document answers the query, the best first."""
     service, served = await select_service(request, body.model)
-    vectors.check_body(body, served)
+    limits = vectors.check_body(body, served)
     try:
         check_reranks(served.manifest)
     except ClientError as error:
@@ -89,26 +89,26 @@ async def rerank(request: Request, body: vectors.RerankBody) -> Response:
     def respond(answers: Sequence[VectorAnswer], request_id: str) -> Json:
         return vectors.rerank_response(rank_documents(answers), body, texts, served, request_id)
 
-    job = _VectorJob(request, service, served, body, SCORES, api="rerank", field="documents")
+    job = _VectorJob(request, service, served, limits, SCORES, api="rerank", field="documents")
     return await job.run(encode, len(body.query) * len(texts) + sum(map(len, texts)), respond)
 
 
 class _VectorJob:
-    """A body whose vectors are computed."""
+    """A body whose vectors are computed. ``limits``: its priority and deadline."""
 
     def __init__(
         self,
         request: Request,
         service: CompletionService,
         served: ServedModel,
-        body: vectors.VectorBody,
+        limits: tuple[int, float | None],
         params: SamplingParams,
         *,
         api: str,
         field: str,
     ) -> None:
         self._request, self._service, self._params = request, service, params
-        self._priority, self._deadline_s = vectors.check_body(body, served)
+        self._priority, self._deadline_s = limits
         self._caller, self._id, self._field = caller_of(request), secrets.token_hex(16), field
         self._counts: TokenCounts | None = None  # of the computed vectors; None before all are
         self._account = usage_of(request).start(
