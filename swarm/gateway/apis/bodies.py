@@ -173,6 +173,24 @@ def to_stops(given: str | list[str] | None) -> tuple[str, ...] | None:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
+def split_inputs(given: Any, field: str) -> list[Any]:
+    """Return the items of a field that takes one text or list of token ids, or a list of those. Raises ApiError."""
+    if given is None or given in ("", []):
+        raise invalid_field(field, "is empty")
+    return given if isinstance(given, list) and not isinstance(given[0], int) else [given]
+
+
+def to_input(given: Any, field: str) -> str | tuple[int, ...]:
+    """Return an item of ``split_inputs`` as a text or as token ids. Raises ApiError."""
+    if isinstance(given, str) and given:
+        return given
+    if isinstance(given, list) and given and all(type(each) is int for each in given):
+        return tuple(given)
+    raise invalid_field(
+        field, "must be a text, a list of texts, a list of token ids, or a list of such lists; none empty"
+    )
+
+
 def encode_json(value: object, field: str) -> str:
     """Encode a value of a body. Raises ApiError if it cannot be encoded as JSON."""
     try:

@@ -20,7 +20,9 @@ from swarm.gateway.apis.bodies import (
     check_extra,
     check_keep_s,
     check_speculation,
+    split_inputs,
     to_biases,
+    to_input,
     to_priority,
     to_sampling_params,
     to_stops,
@@ -137,25 +139,13 @@ def _length(body: CompletionBody) -> int:
 
 def parse_prompts(given: Any) -> list[str | tuple[int, ...]]:
     """Return the prompts, as text or as token ids. Raises ApiError."""
-    if given is None or given in ("", []):
-        raise invalid_field("prompt", "is empty")
-    is_list = isinstance(given, list) and not isinstance(given[0], int)
-    prompts = [_parse_prompt(each) for each in (given[: MAX_PROMPTS + 1] if is_list else [given])]
+    items = split_inputs(given, "prompt")
+    prompts = [to_input(each, "prompt") for each in items[: MAX_PROMPTS + 1]]
     if len(prompts) > MAX_PROMPTS:
-        raise invalid_field("prompt", f"at most {MAX_PROMPTS} prompts, not {len(given)}")
+        raise invalid_field("prompt", f"at most {MAX_PROMPTS} prompts, not {len(items)}")
     if len({type(prompt) for prompt in prompts}) > 1:
         raise invalid_field("prompt", "texts and token ids can't be mixed")
     return prompts
-
-
-def _parse_prompt(given: Any) -> str | tuple[int, ...]:
-    if isinstance(given, str) and given:
-        return given
-    if isinstance(given, list) and given and all(type(each) is int for each in given):
-        return tuple(given)
-    raise invalid_field(
-        "prompt", "must be a text, a list of texts, a list of token ids, or a list of such lists; none empty"
-    )
 
 
 def to_resume_state(

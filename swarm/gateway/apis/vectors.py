@@ -14,7 +14,15 @@ from pydantic import Field, WithJsonSchema
 from swarm.client.results import RankedDocument, VectorAnswer
 from swarm.client.vectors import to_embedding
 from swarm.errors import PromptTooLong
-from swarm.gateway.apis.bodies import COMMON_IGNORED_FIELDS, QueuedBody, check_deadline, check_extra, to_priority
+from swarm.gateway.apis.bodies import (
+    COMMON_IGNORED_FIELDS,
+    QueuedBody,
+    check_deadline,
+    check_extra,
+    split_inputs,
+    to_input,
+    to_priority,
+)
 from swarm.gateway.apis.completions import PROMPT_SCHEMA
 from swarm.gateway.apis.writer import Json
 from swarm.gateway.completion.served_model import ServedModel
@@ -70,23 +78,10 @@ def check_body(body: VectorBody, served: ServedModel) -> tuple[int, float | None
 
 def parse_inputs(given: Any) -> list[str | tuple[int, ...]]:
     """Return the inputs, as texts or token ids. Raises ApiError."""
-    if given is None or given in ("", []):
-        raise invalid_field("input", "is empty")
-    is_list = isinstance(given, list) and not isinstance(given[0], int)
-    items = given if is_list else [given]
+    items = split_inputs(given, "input")
     if len(items) > MAX_INPUTS:
         raise invalid_field("input", f"at most {MAX_INPUTS} inputs, not {len(items)}")
-    return [_parse_input(each) for each in items]
-
-
-def _parse_input(given: Any) -> str | tuple[int, ...]:
-    if isinstance(given, str) and given:
-        return given
-    if isinstance(given, list) and given and all(type(each) is int for each in given):
-        return tuple(given)
-    raise invalid_field(
-        "input", "must be a text, a list of texts, a list of token ids, or a list of such lists; none empty"
-    )
+    return [to_input(each, "input") for each in items]
 
 
 def parse_documents(body: RerankBody) -> list[str]:

@@ -59,7 +59,8 @@ async def list_files(
 ) -> Response:
     """List the caller's files."""
     tenant, ascending = caller_of(request).tenant, order == "asc"
-    return _list("file", after, await service_of(request).list_files(tenant, purpose, after, limit, ascending=ascending))
+    page = await service_of(request).list_files(tenant, purpose, after, limit, ascending=ascending)
+    return _list("file", after, page)
 
 
 @router.get("/v1/files/{file_id}")
