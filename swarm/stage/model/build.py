@@ -155,6 +155,11 @@ def import_family(folder: Path) -> None:
     get_model_conversion_mapping(_build_model(read_config(folder)))
 
 
+def check_family(checkpoint: Checkpoint) -> None:
+    """Raise ``ModelError`` if a model of this kind can't be served. Loads no weights."""
+    ModelSkeleton.from_checkpoint(checkpoint, torch.device("cpu"), DTYPES[checkpoint.stored_dtype])
+
+
 def find_parts(model: Any) -> ModelParts:
     """Find the parts by the order of the model's modules: the ones with weights before the layers, and after them."""
     base, base_name = model.base_model, model.base_model_prefix

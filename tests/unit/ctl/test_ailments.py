@@ -305,5 +305,29 @@ def test_clocks_of_machines_are_told() -> None:
     assert [(each.level, each.text) for each in right] == [("ok", "all machines within 12 ms")]
 
 
+def test_a_finding_is_reported_once() -> None:
+    """A slow worker is not also a wrong prediction, what makes it removed is not counted again, and a connection with
+    two faults, or workers held back that the whole swarm waits for, have one finding."""
+
+    def ill(status: Json | None = None, worker: Json | None = None, stage: Json | None = None) -> list[str]:
+        return [each.about for each in found(status, worker, stage) if each.level != "ok"]
+
+    assert ill(worker={"verdict": "slow", "evidence": "3 x"}, stage={"seen_s": 0.03}) == ["w0"]
+    assert ill(worker={"verdict": "slow", "evidence": "3 x"}, stage={"seen_s": 0.003}) == ["w0", "predicted"]
+    assert ill(worker={"verdict": "lied", "evidence": "not finite", "lies": 2}) == ["w0"]
+    assert ill(worker={"verdict": "failed", "evidence": "2 steps", "faults": 2}) == ["w0"]
+    assert ill(worker={"round_trip_s": 0.12, "bytes_per_s": 4e4}) == ["w0"]
+    assert [each.about for each in ways((0.12, 4e4, False))] == ["way"]
+    assert list(told(DRAINED, CORDONED)) == ["spare"]
+    assert list(told(DRAINED, DRAINED, status={"state": "waiting", "waits_for": "a worker"})) == ["serving"]
+    [w1] = [each.text for each in diagnose(held_back()) if each.about == "w1"]
+    assert w1.startswith("well, with no layers, drained by hand")
+
+
+def held_back() -> Reports:
+    rows: list[Json] = [{**WORKER, **CORDONED}, {**WORKER, "name": "w1", **DRAINED}]
+    return Reports(STATUS, {"workers": rows}, {})
+
+
 def test_a_few_steps_say_nothing_of_predictions() -> None:
     assert not [each for each in found(stage={"seen_steps": 3, "seen_s": 1.0}) if each.about == "predicted"]
