@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -202,6 +203,13 @@ ThreadsOption = Annotated[
         "--threads", metavar="N", help="Threads that compute, per worker. [default: an even share of the cores]"
     ),
 ]
+
+
+def check_device(name: str) -> str:
+    """Return the name of a device, if the setting ``worker.device`` takes it."""
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?|mps", name):
+        raise typer.BadParameter(f"--device takes cpu, cuda, cuda:N, mps or auto, not {name!r}")
+    return name
 
 
 def read_size(text: str) -> int:

@@ -125,7 +125,7 @@ def _describe_deviation(text: str, times: float) -> tuple[str, str]:
     if times > 1:
         return f"{text}: {times - 1:.0%} slower", f"check what else uses its cores or memory; {next_one}"
     why = "nothing to do: something else used its cores when it measured itself at its start"
-    return f"{text}: {1 - times:.0%} quicker", f"{why}; {next_one}"
+    return f"{text}: {1 - times:.0%} faster", f"{why}; {next_one}"
 
 
 def _texts(value: object) -> list[str]:

@@ -92,7 +92,7 @@ def test_a_swarm_that_is_well() -> None:
         ({"worker": {"round_trip_s": 0.12}}, "w0", "note", "broker: 120 ms there and back", "nearer"),
         ({"worker": {"bytes_per_s": 40_000.0}}, "w0", "note", "39.1 KiB a second", "MTU"),
         ({"stage": {"seen_s": 0.014}}, "predicted", "note", "10 ms a step, took 14: 40% slower", "what else uses"),
-        ({"stage": {"seen_s": 0.006}}, "predicted", "note", "10 ms a step, took 6: 40% quicker", "nothing to do"),
+        ({"stage": {"seen_s": 0.006}}, "predicted", "note", "10 ms a step, took 6: 40% faster", "nothing to do"),
     ],
 )
 def test_each_ailment_has_its_remedy(changes: dict[str, Json], about: str, level: str, says: str, remedy: str) -> None:
