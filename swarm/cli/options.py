@@ -41,6 +41,7 @@ class Dtype(StrEnum):
     auto = "auto"
     float32 = "float32"
     bfloat16 = "bfloat16"
+    float16 = "float16"
 
 
 class Weights(StrEnum):
@@ -178,7 +179,8 @@ DeviceOption = Annotated[
     typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:N, mps, or auto (cuda or cpu). [default: cpu]"),
 ]
 DtypeOption = Annotated[
-    Dtype | None, typer.Option("--dtype", help="Type of the weights in memory; auto: that of the model's files.")
+    Dtype | None,
+    typer.Option("--dtype", help="Type of the weights in memory; auto: that of the model's files. float16: on GPUs."),
 ]
 WeightsOption = Annotated[
     Weights | None,

@@ -54,6 +54,9 @@ def choose_dtype(name: str, stored: str, device: torch.device) -> str:
         return stored if linears.is_efficient(device, DTYPES[stored]) else "float32"
     if name not in DTYPES:
         raise ModelError(f"dtype {name!r} is not supported; use auto, {', '.join(DTYPES)}")
+    if not linears.can_compute(device, DTYPES[name]):
+        able = [each for each in DTYPES if linears.can_compute(device, DTYPES[each])]
+        raise ModelError(f"device {device} can't compute in {name}: use auto, {' or '.join(able)}")
     return name
 
 
