@@ -72,8 +72,8 @@ def test_float16_needs_a_gpu(bench: Bench) -> None:
     denied = knock(bench, "w1", "float32", "float32")
     assert isinstance(denied, Denied)
     assert denied.reason.endswith(
-        'set worker.dtype = "float16" there (on a GPU), or start all workers with worker.dtype = "float32", which every '
-        "device can"
+        'set worker.dtype = "float16" there (on a GPU), or start all workers with '
+        'worker.dtype = "float32", which every device can'
     )
 
 
