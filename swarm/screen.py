@@ -72,7 +72,7 @@ class ReportTable(Table):
     def _records(self, console: Console, width: int) -> Iterator[Text]:
         """Yield a line for each cell with its heading, and an empty line after each record."""
         if self.title:
-            yield Text(str(self.title))
+            yield _line(str(self.title), width)
         for cells in zip(*(column.cells for column in self.columns), strict=True):
             texts = [_text(console, cell) for cell in cells]
             if not self.show_header:
