@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Final
 
 __version__ = "0.3.0"
@@ -14,6 +16,12 @@ def with_extra(extra: str) -> str:
     return f"{DISTRIBUTION}[{extra}]"
 
 
-def install_command(extra: str) -> str:
-    """Return the command that installs an extra, for a shell."""
-    return f"pip install '{with_extra(extra)}'"
+def install_command(extra: str, prefix: Path = Path(sys.prefix)) -> str:
+    """Return the command that installs an extra, for a shell: by the tool that made the environment at ``prefix``."""
+    if (prefix / "uv-receipt.toml").exists():
+        tool = "uv tool install"
+    elif (prefix / "pipx_metadata.json").exists():
+        tool = "pipx install --force"
+    else:
+        tool = "pip install"
+    return f"{tool} '{with_extra(extra)}'"

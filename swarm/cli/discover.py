@@ -40,7 +40,8 @@ def discover(
         print_json({"found": [_as_json(each, joined) for each in brokers]})
         return
     for each in brokers:
-        print(f"{each.name}\n  key {each.key[:16]}\n  at  {', '.join(each.addresses)}\n  {_advice(each, joined)}")
+        addresses = "\n      ".join(each.addresses)
+        print(f"{each.name}\n  key {each.key[:16]}\n  at  {addresses}\n  {_advice(each, joined)}")
     if not brokers:
         print("no broker on this network allows discovery (swarm up --discoverable)")
 

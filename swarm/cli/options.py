@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -40,6 +41,7 @@ class Dtype(StrEnum):
     auto = "auto"
     float32 = "float32"
     bfloat16 = "bfloat16"
+    float16 = "float16"
 
 
 class Weights(StrEnum):
@@ -177,7 +179,8 @@ DeviceOption = Annotated[
     typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:N, mps, or auto (cuda or cpu). [default: cpu]"),
 ]
 DtypeOption = Annotated[
-    Dtype | None, typer.Option("--dtype", help="Type of the weights in memory; auto: that of the model's files.")
+    Dtype | None,
+    typer.Option("--dtype", help="Type of the weights in memory; auto: that of the model's files. float16: on GPUs."),
 ]
 WeightsOption = Annotated[
     Weights | None,
@@ -202,6 +205,13 @@ ThreadsOption = Annotated[
         "--threads", metavar="N", help="Threads that compute, per worker. [default: an even share of the cores]"
     ),
 ]
+
+
+def check_device(name: str) -> str:
+    """Return the name of a device, if the setting ``worker.device`` takes it."""
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?|mps", name):
+        raise typer.BadParameter(f"--device takes cpu, cuda, cuda:N, mps or auto, not {name!r}")
+    return name
 
 
 def read_size(text: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
@@ -124,10 +125,17 @@ def format_bytes(count: float) -> str:
 
 
 def make_console() -> Console:
-    """Return a console for tables on stdout. Without a terminal it is wide, because a pipe or file has no window."""
-    from swarm.cli.screen import TableConsole
+    """Return a console for tables on stdout. A pipe or file has no window, so it is wide unless COLUMNS is set."""
+    from swarm.screen import ReportConsole
 
-    return TableConsole(highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
+    return ReportConsole(highlight=False, width=window_width() or _FILE_WIDTH)
+
+
+def window_width() -> int | None:
+    """Return the columns of the terminal or of COLUMNS; None if stdout is a pipe or file."""
+    if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal():
+        return shutil.get_terminal_size().columns
+    return None
 
 
 class ConsoleProgress:

@@ -54,11 +54,11 @@ class AdminMixin:
             raise InvalidRequest("a request_id has at most 128 characters", code="request_id")
         return await self._command(Query(what="trace", request_id=request_id), ASK_TIMEOUT_S)
 
-    async def join(self, count: int = 1, memory_limit: int | None = None) -> Json:
-        """Have a running ``swarm up`` start ``count`` workers."""
+    async def join(self, count: int = 1, memory_limit: int | None = None, device: str = "") -> Json:
+        """Have a running ``swarm up`` start ``count`` workers, each with this memory limit in bytes, on this device."""
         if not 1 <= count <= 64:
             raise InvalidRequest(f"count must be between 1 and 64, not {count}", code="count")
-        return await self._command(Join(count=count, memory_limit=memory_limit), _COMMAND_TIMEOUT_S)
+        return await self._command(Join(count=count, memory_limit=memory_limit, device=device), _COMMAND_TIMEOUT_S)
 
     async def stop_worker(self, worker: str, *, force: bool = False, again: bool = False) -> Json:
         """Have a worker hand over its layers and leave. ``force``: even if the swarm cannot serve without it.

@@ -198,9 +198,9 @@ class Client:
         a prefix of the id; empty selects the newest request."""
         return self._run(self._client.trace(request_id))
 
-    def join(self, count: int = 1, memory_limit: int | None = None) -> Json:
-        """Have a running ``swarm up`` start ``count`` workers."""
-        return self._run(self._client.join(count, memory_limit))
+    def join(self, count: int = 1, memory_limit: int | None = None, device: str = "") -> Json:
+        """Have a running ``swarm up`` start ``count`` workers, each with this memory limit in bytes, on this device."""
+        return self._run(self._client.join(count, memory_limit, device))
 
     def stop_worker(self, worker: str, *, force: bool = False, again: bool = False) -> Json:
         """Have a worker hand over its layers and leave. ``force``: even if the swarm cannot serve without it.

@@ -52,10 +52,11 @@ class BrokerSettings(Section):
         description="Port for clients. The next one is for workers' control connections; with broker.listen, the two "
         "after it are for heartbeats and finished steps.",
     )
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
         description="Type of the weights in memory, the same for all workers of the swarm. auto: the type of the first "
-        "worker. A worker whose worker.dtype is auto adopts it if its device can; another one is refused.",
+        "worker. A worker whose worker.dtype is auto adopts it if its device can; another one is refused. float16: "
+        "all workers need GPUs.",
     )
     max_queue: Count = Field(
         default=1024,

@@ -150,6 +150,12 @@ def _broken_rules(settings: Settings) -> Iterator[dict[str, str]]:
                 "worker.bits": f"worker.device is {worker.device}, and only CPUs have portable bits; choose fast",
                 "worker.device": "only CPUs have portable bits, and worker.bits is portable; choose cpu",
             }
+    if worker.dtype == "float16" and worker.device == "cpu":
+        yield {
+            "worker.dtype": "a CPU computes in float32 or bfloat16; choose one, or auto: files of float16 are then "
+            "computed in float32, with the same values",
+            "worker.device": "a CPU does not compute in float16, and worker.dtype is float16; choose cuda",
+        }
     own = settings.gateway
     if not is_loopback(own.host) and own.keys_file is None:
         yield {

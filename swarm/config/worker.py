@@ -19,13 +19,14 @@ class WorkerSettings(Section):
     )
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")] = Field(
         default="cpu",
-        description="Device that computes: cpu, cuda, cuda:N or mps; auto: cuda if it is there and worker.bits is "
-        "fast, else cpu.",
+        description="Device that computes: cpu, cuda, cuda:N or mps; without that device the worker does not start. "
+        "auto: cuda if it is there and worker.bits is fast, else cpu.",
     )
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
         description="Type of the weights in memory. auto: the type of the model's files where the device is fast at it,"
-        " otherwise float32; if the swarm computes in another type (broker.dtype), that type.",
+        " otherwise float32; if the swarm computes in another type (broker.dtype), that type. float16 needs a GPU: "
+        "CPUs compute files of float16 in float32, which has the same values.",
     )
     weights: Literal["auto", "int8", "int4", "dense"] = Field(
         default="auto",

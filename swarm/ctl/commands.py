@@ -11,7 +11,7 @@ import typer
 from swarm.cli.confirm import YesOption, confirm_or_exit
 from swarm.cli.meta import completion
 from swarm.cli.meta.completion import worker_names
-from swarm.cli.options import JoinOption, JsonOption, UrlOption, open_client, read_size
+from swarm.cli.options import JoinOption, JsonOption, UrlOption, check_device, open_client, read_size
 from swarm.cli.output import EXIT_CODES
 from swarm.ctl.inspect.doctor import doctor
 from swarm.ctl.inspect.follow import events
@@ -282,8 +282,11 @@ app.command(short_help="Show the swarm live, on the whole terminal.", epilog="Ex
 app.command(short_help="Check the swarm: list problems with remedies.", epilog="Example: swarmctl doctor")(doctor)
 
 
-@app.command(epilog="Example: swarmctl join --count 2 --memory-limit 4GiB")
-def join(
+@app.command(
+    short_help="Start more workers on a running `swarm up`.",
+    epilog="Example: swarmctl join --count 2 --device cuda:1 --memory-limit 4GiB",
+)
+def join(  # noqa: PLR0917 (options are parameters)
     context: typer.Context,
     count: Annotated[int, typer.Option("--count", min=1, max=64, help="How many workers to start.")] = 1,
     memory_limit: Annotated[
@@ -292,14 +295,24 @@ def join(
             "--memory-limit", help="Memory of each one's whole process, like 8GiB or 500MB.", show_default=False
         ),
     ] = None,
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device",
+            metavar="DEVICE",
+            help="cpu, cuda, cuda:N, mps or auto. [default: that of the `swarm up`]",
+            show_default=False,
+        ),
+    ] = "",
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Start more workers on a running `swarm up`."""
+    """Start more workers on a running `swarm up`. Without one, show the command that starts a worker."""
     from swarm.ctl import render
 
     limit = None if memory_limit is None else read_size(memory_limit)
-    _run_query(context, CommonOptions(url, as_json), lambda client: client.join(count, limit), render.fields)
+    name = device and check_device(device)
+    _run_query(context, CommonOptions(url, as_json), lambda client: client.join(count, limit, name), render.fields)
 
 
 @app.command(epilog="Example: swarmctl stop w1")

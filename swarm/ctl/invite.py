@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from swarm.cli.options import JsonOption, UrlOption, open_client
+from swarm.cli.options import JsonOption, UrlOption, check_device, open_client, read_size
 
 
 class InviteRole(StrEnum):
@@ -20,7 +20,7 @@ class InviteRole(StrEnum):
 
 
 _RUN: Final = {
-    InviteRole.worker: "swarm worker --join {}",
+    InviteRole.worker: "swarm worker --join {}{}",
     InviteRole.client: 'swarm generate --join {} "Once upon a time"',
     InviteRole.gateway: "swarm gateway --join {}",
     InviteRole.admin: "swarmctl --join {} status",
@@ -49,10 +49,31 @@ def invite(  # noqa: PLR0917 (options are parameters)
             show_default=False,
         ),
     ] = None,
+    device: Annotated[
+        str,
+        typer.Option(
+            "--device",
+            metavar="DEVICE",
+            help="For a worker: cpu, cuda, cuda:N, mps or auto, in the command for its machine.",
+            show_default=False,
+        ),
+    ] = "",
+    memory_limit: Annotated[
+        str,
+        typer.Option(
+            "--memory-limit",
+            metavar="SIZE",
+            help="For a worker: memory of its process, like 8GiB, in the command for its machine.",
+            show_default=False,
+        ),
+    ] = "",
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let another machine join: print one line, to be used there once."""
+    """Let another machine join: print one line, to be used there once, and the command for it.
+
+    The machine and its memory are no part of the invitation: --device and --memory-limit only complete the command.
+    """
     from swarm.auth import invitation
     from swarm.cli.output import print_json
     from swarm.wire.messages import Invite
@@ -60,6 +81,9 @@ def invite(  # noqa: PLR0917 (options are parameters)
 
     if len(name) > 64:
         raise typer.BadParameter("--name takes at most 64 characters")
+    if (device or memory_limit) and role is not InviteRole.worker:
+        raise typer.BadParameter("--device and --memory-limit are for --role worker")
+    flags = _worker_flags(device, memory_limit)
     places, valid_s, pair = _parse_addresses(address or ()), _parse_duration(valid), new_pair()
     message = Invite(key=pair.public, role=role.value, uses=uses, valid_s=valid_s, name=name)
     with open_client(context, url or context.obj.url) as client:
@@ -67,7 +91,7 @@ def invite(  # noqa: PLR0917 (options are parameters)
     addresses, broker = _broker_address(body)
     made = invitation.Invitation(_choose_addresses(places, addresses), broker, pair.secret, role.value)
     line = invitation.encode(made)
-    run = _RUN[role].format(line)
+    run = _RUN[role].format(line, flags)
     if as_json or context.obj.as_json:
         shown = {"role": role.value, "uses": uses, "name": name, "key": pair.public[:16]}
         print_json({"invitation": line, **shown, "expires_at": body.get("expires_at"), "run": run})
@@ -75,8 +99,26 @@ def invite(  # noqa: PLR0917 (options are parameters)
         times = "once" if uses == 1 else f"{uses} times"
         print(
             f"{line}\nGood {times}, for {valid}. Run on the other machine, and paste the line there: "
-            f"{_RUN[role].format('-')}"
+            f"{_RUN[role].format('-', flags)}"
         )
+        if role is InviteRole.worker:
+            print(f"As a service there (docs/how-to/systemd.md): {_describe_unit(device, memory_limit)}")
+
+
+def _worker_flags(device: str, memory_limit: str) -> str:
+    """Return the options for the worker's command line. Raises BadParameter if a value is wrong."""
+    if memory_limit:
+        read_size(memory_limit)
+    flags = f" --device {check_device(device)}" if device else ""
+    return flags + (f" --memory-limit {memory_limit.replace(' ', '')}" if memory_limit else "")
+
+
+def _describe_unit(device: str, memory_limit: str) -> str:
+    """Return the command that installs such a worker's unit, and the unit's setting for the device."""
+    gpu = " --gpu" if device.startswith("cuda") or device == "auto" else ""
+    limit = f" --memory-limit {memory_limit.replace(' ', '')}" if memory_limit else ""
+    edit = f", then systemctl edit swarm-worker@NAME: Environment=SWARM_WORKER__DEVICE={device}" if device else ""
+    return f"swarm systemd install{gpu}{limit}{edit}"
 
 
 def _parse_duration(text: str) -> float:

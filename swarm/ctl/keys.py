@@ -309,7 +309,7 @@ def _rotate_machine(context: typer.Context, name: str | None, config: Path | Non
     if as_json:
         print_json({"rotated": called, "kind": "machine", "key": key})
     else:
-        print(f"this machine ({called}) has a new key now, {key[:16]}…; the old one is refused")
+        print(f"this machine ({called}) has a new key now, {key}; the old one is refused")
 
 
 def _selected_kinds(api: bool, machine: bool, keys_file: Path | None) -> set[str]:

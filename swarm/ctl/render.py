@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from swarm.admin.report_rows import describe_held_back, format_layers_short, get_number, read_rows, release_commands
 from swarm.cli.output import format_bytes
+from swarm.screen import ReportTable
 
 Body = Mapping[str, object]
 Column = tuple[str, str]  # key, heading
@@ -29,6 +29,8 @@ _NODE_COLUMNS: tuple[Column, ...] = (
     ("memory", "memory"),
     ("process", "process"),
 )
+# Omitted in a narrow window, the first one first.
+_NODE_OPTIONAL = ("process", "memory", "for", "standby", "device", "pace")
 # Only --json shows these. (Evidence and kernels, with the type of weights, are printed below the table, because
 # sentences don't fit into columns. The remaining columns fit into 120 characters. Doubts are rare, so they have no
 # columns either.)
@@ -80,6 +82,7 @@ _STAGE_COLUMNS: tuple[Column, ...] = (
     ("warm_up_s", "warm-up"),
     ("resident_bytes", "resident"),
 )
+_STAGE_OPTIONAL = ("steps", "hop", "resident", "warm-up", "weights", "expected", "load")
 _REQUEST_COLUMNS: tuple[Column, ...] = (
     ("request_id", "request"),
     ("state", "state"),
@@ -90,6 +93,7 @@ _REQUEST_COLUMNS: tuple[Column, ...] = (
     ("age_s", "age"),
     ("ended_age_s", "ended"),
 )
+_REQUEST_OPTIONAL = ("computed", "ended", "prompt", "at most")
 _ENDED_HIDDEN = {  # Columns without meaning for requests that have ended.
     "sequences",
     "state",
@@ -112,7 +116,7 @@ def status(body: Body) -> RenderableType:
 
 def nodes(body: Body) -> RenderableType:
     workers = [_join_columns(worker) for worker in read_rows(body.get("workers"))]
-    table = render_table(workers, _NODE_COLUMNS, _NODE_HIDDEN, is_dense=True) if workers else Text("no workers")
+    table = render_table(workers, _NODE_COLUMNS, _NODE_HIDDEN, _NODE_OPTIONAL, none="no workers", is_dense=True)
     parts = (
         *_render_evidence(workers),
         *_render_kernels(workers, "name"),
@@ -126,7 +130,7 @@ def nodes(body: Body) -> RenderableType:
 def standby(body: Body) -> RenderableType:
     """Render which worker keeps which layers warm, then the layers without a standby."""
     rows = read_rows(body.get("workers"))
-    table = render_table(rows, _NODE_COLUMNS, {"warming", "copies"}) if rows else Text("no workers")
+    table = render_table(rows, _NODE_COLUMNS, {"warming", "copies"}, _NODE_OPTIONAL, none="no workers")
     unrecoverable = _as_list(body.get("nobody_may_load"))
     without_standby = [layer for layer in _as_list(body.get("not_kept")) if layer not in unrecoverable]
     notes = [_describe_warming(row, warming) for row in rows if isinstance(warming := row.get("warming"), Mapping)]
@@ -193,9 +197,10 @@ def requests(body: Body) -> RenderableType:
     over = [row for row in known if row.get("state") == "ended" and not row.get("attached")]
     rows = [row for row in known if row not in over]
     ended = sorted([*over, *read_rows(body.get("kept"))], key=_ended_age_s)
-    parts = [render_table(rows, _REQUEST_COLUMNS, {"sequences"}) if rows else Text("no requests under way")]
+    parts = [render_table(rows, _REQUEST_COLUMNS, {"sequences"}, _REQUEST_OPTIONAL, none="no requests under way")]
     if ended:
-        parts += [Text("ended, the latest first:"), render_table(ended, _REQUEST_COLUMNS, _ENDED_HIDDEN)]
+        table = render_table(ended, _REQUEST_COLUMNS, _ENDED_HIDDEN, _REQUEST_OPTIONAL)
+        parts += [Text("ended, the latest first:"), table]
     return _add_unknown_fields(Group(*parts), body, {"requests", "kept"})
 
 
@@ -216,7 +221,7 @@ def _render_recovery(recovery: Body) -> list[RenderableType]:
     ended = recovery.get("resumed_all_at") is not None
     head = f"epoch {recovery.get('epoch')}: {recovery.get('evidence') or recovery.get('cause')}"
     lines = [Text(head if ended else f"{head} (under way)"), Text(f"  {recovery.get('choice') or 'no plan yet'}")]
-    table = Table(box=box.SIMPLE)
+    table = ReportTable(box=box.SIMPLE)
     names = ("detect_s", "plan_s", "load_s", "activate_s", "replay_s", "resume_s", "total_s")
     for title in ("", *(format_heading(name) for name in names)):
         table.add_column(title, justify="right")
@@ -234,7 +239,7 @@ def _render_recovery(recovery: Body) -> list[RenderableType]:
 
 def fields(body: Body, hidden: set[str] | None = None) -> RenderableType:
     """Render names and values, one per line, without empty ones."""
-    grid = Table.grid(padding=(0, 2))
+    grid = ReportTable.grid(padding=(0, 2))
     for key, value in body.items():
         if key not in (hidden or ()) and not _is_empty(value):
             grid.add_row(Text(format_heading(key)), Text(format_value(key, value)))
@@ -291,12 +296,13 @@ def _format_times(count: object) -> str:
 
 def _render_stages(stages: object) -> RenderableType:
     rows = read_rows(stages)
-    return render_table(rows, _STAGE_COLUMNS, {"incarnation", "kernels", "by_relay"}) if rows else Text("no stages")
+    hidden = {"incarnation", "kernels", "by_relay"}
+    return render_table(rows, _STAGE_COLUMNS, hidden, _STAGE_OPTIONAL, none="no stages")
 
 
 def counters(stages: Mapping[str, Body]) -> RenderableType:
     """Render a line per counter, with a column per stage."""
-    table = Table("counter", box=box.SIMPLE)
+    table = ReportTable("counter", box=box.SIMPLE)
     for name in stages:
         table.add_column(Text(name), justify="right")
     for counter in dict.fromkeys(str(counter) for values in stages.values() for counter in values):
@@ -345,14 +351,27 @@ def _join_columns(worker: Body) -> Body:
 
 
 def render_table(
-    rows: Sequence[Body], known: Sequence[Column], hidden: set[str], *, is_dense: bool = False
+    rows: Sequence[Body],
+    known: Sequence[Column],
+    hidden: set[str],
+    optional: Sequence[str] = (),
+    *,
+    none: str = "",
+    is_dense: bool = False,
 ) -> RenderableType:
-    """Render known columns first, then all other columns of the rows; omit columns without any value."""
+    """Render known columns first, then all other columns of the rows; omit columns without any value.
+
+    ``optional``: headings that may be omitted in a narrow window; if there are any, unknown columns are omitted first.
+    ``none``: the text without rows.
+    """
+    if not rows:
+        return Text(none)
     names = {key for key, _ in known}
     unknown = dict.fromkeys(key for row in rows for key in row if key not in names and key not in hidden)
     columns = [*known, *((key, format_heading(key)) for key in unknown)]
     columns = [(key, title) for key, title in columns if any(not _is_empty(row.get(key)) for row in rows)]
-    table = Table(box=box.SIMPLE, collapse_padding=is_dense)
+    others = [format_heading(key) for key in unknown] if optional else []
+    table = ReportTable(optional=(*reversed(others), *optional), box=box.SIMPLE, collapse_padding=is_dense)
     for key, title in columns:
         is_number = all(isinstance(row.get(key), int | float | None) for row in rows)
         table.add_column(Text(title), justify="right" if is_number else "left", overflow="fold")

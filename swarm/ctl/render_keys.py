@@ -51,7 +51,7 @@ def _columns_with_normal_values(rows: Sequence[Body]) -> set[str]:
 def broker_key(body: Body) -> str:
     """Describe the progress of the broker's key rotation."""
     shut_out, behind = join_names(body.get("shut_out")), join_names(body.get("behind"))
-    lines = [f"the broker's key is now {str(body.get('key'))[:16]}…"]
+    lines = [f"the broker's key is now {body.get('key')}"]
     if shut_out:
         lines.append(f"locked out, because they have only the old one: {shut_out}; revoke them, and invite them again")
     elif body.get("is_over"):

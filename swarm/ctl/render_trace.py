@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from swarm.admin.report_rows import read_rows
 from swarm.ctl.render import Body, fields, format_value
+from swarm.screen import ReportTable
 
 _PARTS = (
     ("queue_s", "queue", "in no step: waiting for KV capacity or its turn"),
@@ -46,7 +46,7 @@ def _sequence(sequence: Body) -> list[RenderableType]:
 
 def _sums(sums: Body) -> RenderableType:
     total = _number(sums.get("total_s")) or 1.0
-    table = Table("part", "time", "share", "what it is", box=box.SIMPLE)
+    table = ReportTable("part", "time", "share", "what it is", box=box.SIMPLE)
     table.columns[1].justify = table.columns[2].justify = "right"
     for key, name, meaning in _PARTS:
         if key not in sums:  # Unknown, which is not the same as zero.
@@ -58,7 +58,7 @@ def _sums(sums: Body) -> RenderableType:
 
 
 def _stages(stages: Sequence[Body]) -> RenderableType:
-    table = Table("worker", "layers", "waiting", "compute", "sampling", "received", box=box.SIMPLE)
+    table = ReportTable("worker", "layers", "waiting", "compute", "sampling", "received", box=box.SIMPLE)
     for column in table.columns[2:]:
         column.justify = "right"
     for stage in stages:
@@ -72,7 +72,8 @@ def _tokens(tokens: Sequence[Body]) -> RenderableType:
     workers = list(dict.fromkeys(str(stage.get("worker")) for token in tokens for stage in read_rows(token["stages"])))
     title = "milliseconds per token; on the right, what each stage computed"
     parts = [(key, name) for key, name, _ in _PARTS if any(key in token for token in tokens)]
-    table = Table("token", "time", *(name for _, name in parts), *workers, box=box.SIMPLE)
+    columns = (*(name for _, name in parts), *workers)
+    table = ReportTable("token", "time", *columns, optional=columns[::-1], box=box.SIMPLE)
     for column in table.columns:
         column.justify = "right"
     for token in tokens if len(tokens) <= _MOST_LINES else [*tokens[: _MOST_LINES // 2], *tokens[-_MOST_LINES // 2 :]]:

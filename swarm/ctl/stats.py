@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from rich import box
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from swarm.cli.output import make_console, print_json_line
@@ -21,6 +20,7 @@ from swarm.client.blocking import Client
 from swarm.ctl.render import Body, counters, fields
 from swarm.ctl.stats_summary import quantile
 from swarm.errors import ConfigError, RequestTimeout, Unavailable
+from swarm.screen import ReportTable
 from swarm.version import install_command
 from swarm.wire.messages import Json
 
@@ -131,7 +131,7 @@ def _without_positions(speculation: Body) -> Body:
 def _render_histograms(histograms: Mapping[str, object]) -> RenderableType:
     """Render a line per non-empty histogram: count, mean, and upper bounds of the median and the 95th and 99th
     percentiles."""
-    table = Table("spread", "number", "average", "half below", "95 % below", "99 % below", box=box.SIMPLE)
+    table = ReportTable("spread", "number", "average", "half below", "95 % below", "99 % below", box=box.SIMPLE)
     for name, histogram in histograms.items():
         if not isinstance(histogram, Mapping):
             continue
@@ -166,7 +166,7 @@ def _render_figures(title: str, columns: Mapping[str, object]) -> RenderableType
     found = {name: dict(_flatten(values)) for name, values in columns.items() if isinstance(values, Mapping)}
     figures = dict.fromkeys(figure for values in found.values() for figure in values)
     kinds = [part for part in _PARTS if any(part in v for values in found.values() for v in values.values())]
-    table = Table("figure", box=box.SIMPLE)
+    table = ReportTable("figure", box=box.SIMPLE)
     for name in found:
         table.add_column(Text(name), justify="right")
     for figure in figures:

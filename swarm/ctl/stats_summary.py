@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from swarm.ctl.render import Body, format_value
+from swarm.screen import ReportTable
 
 _HINT = "swarmctl stats --all shows all figures"
 _SPREADS = (
@@ -21,7 +21,7 @@ _SPREADS = (
 
 def render_summary(body: Body) -> RenderableType:
     """Render a line per figure; a figure that the report lacks has no line."""
-    grid = Table.grid(padding=(0, 2))
+    grid = ReportTable.grid(padding=(0, 2))
     for name, text in summary_rows(body):
         grid.add_row(Text(name), Text(text))
     return Group(grid, Text(_HINT))

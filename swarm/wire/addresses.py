@@ -78,7 +78,9 @@ def port_of(url: str) -> int:
 def _split(url: str) -> tuple[str, int]:
     host, _, port = url.removeprefix("tcp://").rpartition("@")[2].rpartition(":")
     if not url.startswith("tcp://") or not host or not port.isdecimal():
-        raise ConfigError(f"{url!r} is no broker's address: write it as tcp://HOST:PORT, say tcp://127.0.0.1:5700")
+        raise ConfigError(
+            f"{url!r} is no broker's address: write it as tcp://HOST:PORT, for example tcp://127.0.0.1:5700"
+        )
     return host.strip("[]"), int(port)
 
 
@@ -95,5 +97,7 @@ def control_endpoint(url: str) -> str:
     scheme, _, rest = url.partition("://")
     host, _, port = rest.rpartition(":")
     if scheme != "tcp" or not port.isdecimal():
-        raise ConfigError(f"{url!r} is no broker's address: write it as tcp://HOST:PORT, say tcp://127.0.0.1:5700")
+        raise ConfigError(
+            f"{url!r} is no broker's address: write it as tcp://HOST:PORT, for example tcp://127.0.0.1:5700"
+        )
     return f"tcp://{host}:{int(port) + 1}"

@@ -114,7 +114,9 @@ def endpoint_of(listening: socket.socket) -> str:
 
 
 def _listen_error(endpoint: str, error: OSError) -> ConfigError:
-    return ConfigError(f"can't listen on {endpoint} ({error.strerror}): give an address of this machine, say 127.0.0.1")
+    return ConfigError(
+        f"can't listen on {endpoint} ({error.strerror}): give an address of this machine, for example 127.0.0.1"
+    )
 
 
 def _endpoint(host: str, port: int) -> str:

@@ -55,6 +55,8 @@ ADDED: Final[Mapping[int, Mapping[str, bool]]] = {
         "activate.share_unit": False,
         "activate.shared": False,
         "activated.copies": True,
+        "join.device": False,
+        "start_workers.device": False,
         "hello.bits": True,
         "hello.kv_endpoint": True,
         "finished.vector": True,

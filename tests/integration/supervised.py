@@ -34,7 +34,7 @@ class NoHost:
 
 
 async def supervise(address: str, logs: Path, num_workers: int, behaviour: str, nursery: str) -> int:
-    def command_of(name: str, memory_limit: int | None) -> list[str]:
+    def command_of(name: str, memory_limit: int | None, device: str) -> list[str]:
         return [sys.executable, "-m", "supervised", "--child", name, address, behaviour]
 
     client.version = SimpleNamespace(__file__=logs / "version.py")  # type: ignore[assignment]

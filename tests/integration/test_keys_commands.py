@@ -61,12 +61,34 @@ def failed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_an_invitation_has_all_that_is_needed(broker: FakeBroker, capsys: pytest.CaptureFixture[str]) -> None:
     """The broker's addresses and key, and a secret of which the broker was told the public half alone."""
     assert swarmctl(["invite", "--role", "worker", "--uses", "3", "--for", "2h", "--name", "far"]) == 0
-    line, then = capsys.readouterr().out.splitlines()
+    line, then, service = capsys.readouterr().out.splitlines()
     read = invitation.decode(line)
     assert (read.addresses, read.broker, read.role) == (("tcp://192.0.2.1:5700",), BROKER, "worker")
     [asked] = broker.heard_of(Invite)
     assert asked == Invite(key=public_of(read.secret), role="worker", uses=3, valid_s=7200.0, name="far")
     assert then == "Good 3 times, for 2h. Run on the other machine, and paste the line there: swarm worker --join -"
+    assert service == "As a service there (docs/how-to/systemd.md): swarm systemd install"
+
+
+def test_the_command_for_a_worker_has_its_device_and_memory(
+    broker: FakeBroker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--device", "cuda:1", "--memory-limit", "8GiB")
+    assert swarmctl(["invite", "--role", "worker", *flags]) == 0
+    _, then, service = capsys.readouterr().out.splitlines()
+    assert then.endswith("swarm worker --join - --device cuda:1 --memory-limit 8GiB")
+    assert service.endswith(
+        "swarm systemd install --gpu --memory-limit 8GiB, then systemctl edit swarm-worker@NAME: "
+        "Environment=SWARM_WORKER__DEVICE=cuda:1"
+    )
+    assert shown(capsys, "invite", "--role", "worker", *flags)["run"].endswith("--device cuda:1 --memory-limit 8GiB")
+    for words, error in (
+        (("client", *flags), "are for --role worker"),
+        (("worker", "--device", "gpu"), "--device takes cpu"),
+        (("worker", "--memory-limit", "much"), "--memory-limit takes a size"),
+    ):
+        assert swarmctl(["invite", "--role", *words]) == 2
+        assert error in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

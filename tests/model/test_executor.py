@@ -557,6 +557,7 @@ def test_unfit_options(llama: Path) -> None:
     """Unknown devices and dtypes, too little memory, layers that don't exist."""
     assert "device 'abacus'" in refused(llama, device="abacus")
     assert "dtype 'int3'" in refused(llama, dtype="int3")
+    assert "device cpu can't compute in float16: use auto, float32 or bfloat16" in refused(llama, dtype="float16")
     assert "raise its memory limit" in refused(llama, memory_limit=1 << 20)
     executor = TorchExecutor(str(llama), memory_limit=MANY)
     for layers in (LayerRange(3, 3), LayerRange(0, 9)):

@@ -131,6 +131,7 @@ def test_a_wrong_value_is_explained(key: str, value: object, expected: str) -> N
         ({"worker.kernels": "avx512bf16", "worker.bits": "portable"}, "name avx512, avx2, neon or portable"),
         ({"worker.kernels": "torch", "worker.bits": "portable"}, "these kernels have bits of their own"),
         ({"worker.bits": "portable", "worker.device": "cuda"}, "only CPUs have portable bits; choose fast"),
+        ({"worker.dtype": "float16"}, "a CPU computes in float32 or bfloat16; choose one, or auto"),
     ],
     ids=lambda value: "" if isinstance(value, str) else ",".join(value.values()),
 )

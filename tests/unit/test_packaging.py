@@ -8,7 +8,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from swarm.version import DISTRIBUTION
+from swarm.version import DISTRIBUTION, install_command
 
 REPOSITORY = Path(__file__).parents[2]
 HEAVY = {"torch", "transformers", "safetensors"}
@@ -39,6 +39,14 @@ def test_every_requirement_is_pinned_within_its_range() -> None:
         for requirement in requirements:
             if requirement.name != DISTRIBUTION:
                 assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), requirement
+
+
+def test_an_extra_is_installed_by_the_tool_that_made_the_environment(tmp_path: Path) -> None:
+    assert install_command("worker", tmp_path) == "pip install 'swarm-llm[worker]'"
+    (tmp_path / "pipx_metadata.json").touch()
+    assert install_command("worker", tmp_path) == "pipx install --force 'swarm-llm[worker]'"
+    (tmp_path / "uv-receipt.toml").touch()
+    assert install_command("worker", tmp_path) == "uv tool install 'swarm-llm[worker]'"
 
 
 def test_torch_is_pinned_exactly() -> None:

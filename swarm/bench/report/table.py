@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from swarm.bench.document import Document, PointResult
 from swarm.bench.figures import LatencySummary, PointFigures
 from swarm.bench.report.format import format_number, format_time
+from swarm.screen import ReportTable
 
 LATENCIES = (
     ("time to first token", "ttft_ms"),
@@ -55,9 +55,9 @@ def _header(document: Document) -> Text:
     )
 
 
-def _rates(result: PointResult, document: Document) -> Table:
+def _rates(result: PointResult, document: Document) -> ReportTable:
     figures = result.figures
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table = ReportTable(box=None, show_header=False, padding=(0, 2, 0, 0))
     by = {"usage": "as the server counts", "pieces": "counted by pieces", "mixed": "partly counted by pieces"}
     table.add_row("generated", f"{format_number(figures.tokens_per_s)} tokens/s", by[figures.counted_by])
     table.add_row("answered", f"{format_number(figures.requests_per_s)} requests/s", "")
@@ -90,8 +90,8 @@ def describe_ceiling(document: Document) -> str:
     )
 
 
-def _latencies(figures: PointFigures) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+def _latencies(figures: PointFigures) -> ReportTable:
+    table = ReportTable(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("latency")
     for name in ("mean", "p50", "p90", "p95", "p99", "max"):
         table.add_column(name, justify="right")
@@ -106,8 +106,8 @@ def summary_values(spread: LatencySummary) -> tuple[float, ...]:
     return spread.mean, spread.p50, spread.p90, spread.p95, spread.p99, spread.max
 
 
-def _errors(figures: PointFigures) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+def _errors(figures: PointFigures) -> ReportTable:
+    table = ReportTable(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("errors")
     table.add_column("count", justify="right")
     table.add_column("the first one", overflow="fold")
@@ -116,8 +116,8 @@ def _errors(figures: PointFigures) -> Table:
     return table
 
 
-def _sweep(document: Document) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+def _sweep(document: Document) -> ReportTable:
+    table = ReportTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("in flight", "tokens/s", "requests/s", "ttft p50", "ttft p99", "per token p50", "e2e p99", "failed"):
         table.add_column(name, justify="right")
     for point in document.points:

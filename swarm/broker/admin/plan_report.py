@@ -46,10 +46,10 @@ def describe_overrides(constraints: PlanConstraints) -> list[str]:
     parts += [f"{name} has at most {most} of them" for name, most in sorted(constraints.caps.items())]
     parts += [f"{name} is excluded" for name in sorted(constraints.exclude)]
     parts += [f"the objective is {constraints.objective}"] if constraints.objective else []
-    overrides = [f"by hand: {', '.join(parts)}; swarmctl plan --apply goes back to the settings"] if parts else []
+    overrides = [f"by hand: {', '.join(parts)}; swarmctl plan --apply restores the settings"] if parts else []
     restrictions = [f"{name} is {constraints.restriction(name)}" for name in sorted(constraints.cordoned)]
     return (
-        [*overrides, f"by hand: {', '.join(restrictions)}; swarmctl uncordon takes that back"]
+        [*overrides, f"by hand: {', '.join(restrictions)}; swarmctl uncordon reverses it"]
         if restrictions
         else overrides
     )
@@ -84,7 +84,7 @@ def _explain(plan: Plan, state: State) -> list[str]:
     if state.moves.is_active:
         lines.append(describe_move(state.moves.past[-1], state.moves.achieved(state.moves.past[-1]), state.now))
     if plan.recovery_choice:
-        lines.append(f"quickest way to continue after the loss: {plan.recovery_choice}")
+        lines.append(f"fastest way to continue after the loss: {plan.recovery_choice}")
     lines += [
         _describe_standby(state, holder, ranges, manifest) for holder, ranges in plan.standby if holder in state.workers
     ]

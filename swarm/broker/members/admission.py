@@ -276,7 +276,8 @@ def has_auto_dtype(hello: Hello) -> bool:
 
 def dtype_error(dtype: str, wanted: str) -> str:
     """Return why a worker with weights of this type is not admitted, and what to set."""
-    there = "" if wanted == "float16" else f'set worker.dtype = "{wanted}" there, or '
+    gpu = " (on a GPU)" if wanted == "float16" else ""
+    there = f'set worker.dtype = "{wanted}" there{gpu}, or '
     return (
         f"this swarm computes in {wanted}, and this worker in {dtype}: {there}start all workers with "
         'worker.dtype = "float32", which every device can'

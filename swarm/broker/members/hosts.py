@@ -28,7 +28,11 @@ class HostManager:
 
     def join(self, client: bytes, message: Join) -> None:
         if not self._registry.connected:
-            reason = "no `swarm up` is connected that could start a worker: run `swarm worker --url …` on the machine"
+            reason = (
+                f"no `swarm up` is connected that could start a worker: run `{_worker_command(message)}` on this "
+                "machine; on another one, what `swarmctl invite --role worker` prints; under systemd, "
+                "`systemctl start swarm-worker@NAME`"
+            )
             self._refuse(client, reason)
             return
         host = list(self._registry.connected)[-1]  # The host that registered last.
@@ -36,7 +40,9 @@ class HostManager:
         if len(self._registry.tickets) > MAX_TICKETS:
             oldest = self._registry.tickets.pop(next(iter(self._registry.tickets)))
             self._refuse(oldest.asker, "the host has not answered, and too many have asked since: look at its log")
-        order = StartWorkers(ticket=ticket, count=message.count, memory_limit=message.memory_limit)
+        order = StartWorkers(
+            ticket=ticket, count=message.count, memory_limit=message.memory_limit, device=message.device
+        )
         self._out.append(SendToClient(host, order))
 
     def on_done(self, message: HostDone) -> None:
@@ -59,3 +65,10 @@ class HostManager:
 
     def _refuse(self, asker: bytes, reason: str) -> None:
         self._out.append(SendToClient(asker, Report(what="join", ok=False, body={"error": reason})))
+
+
+def _worker_command(message: Join) -> str:
+    """Return the command that starts such a worker beside the broker."""
+    device = f" --device {message.device}" if message.device else ""
+    limit = f" --memory-limit {message.memory_limit}" if message.memory_limit else ""
+    return f"swarm worker{device}{limit}"

@@ -198,16 +198,16 @@ def left_out_reason(problem: PlanningProblem, index: int, now: float, thorough: 
     of a step with this device."""
     small = _memory_reason(problem, problem.devices[index])
     if small or not thorough:
-        return small or "the step would not be quicker with it"
+        return small or "a step would not be faster with it"
     forced = solve(replace(problem, tolerance=0.0), frozenset((index,)))
     if isinstance(forced, Shortage):
-        return _taken_reason(problem) or "no cut of the layers leaves it a share that fits"
+        return _taken_reason(problem) or "no split of the layers gives it a share that fits into its memory"
     then = tables.predicted_seconds(problem, forced)
     if _ms(then) == _ms(now):
-        return f"the step would take as long with it: {_ms(then)}"
+        return f"a step would take the same time with it: {_ms(then)}"
     if then < now:
-        return f"the step would be too little quicker with it to move layers: {_ms(then)} instead of {_ms(now)}"
-    return f"it would make the step slower: {_ms(then)} instead of {_ms(now)}"
+        return f"the gain is too small to move layers: a step would take {_ms(then)} with it instead of {_ms(now)}"
+    return f"a step would be slower with it: {_ms(then)} instead of {_ms(now)}"
 
 
 def _taken_reason(problem: PlanningProblem) -> str:
@@ -216,12 +216,12 @@ def _taken_reason(problem: PlanningProblem) -> str:
     if sum(len(pin) for _, pin in held) < problem.model.num_layers:
         return ""
     keep = ", ".join(f"{name} keeps {pin.label}" for name, pin in held)
-    return f"no layers are left for it: {keep}, being pinned or cordoned"
+    return f"no layers are left for it: {keep} (pinned or cordoned)"
 
 
 def _memory_reason(problem: PlanningProblem, device: Device) -> str:
     missing = problem.min_bytes(device) - device.memory_bytes
-    return f"{missing / 2**20:.0f} MiB of memory are missing for even one layer" if missing > 0 else ""
+    return f"it lacks {missing / 2**20:.0f} MiB of memory for a single layer" if missing > 0 else ""
 
 
 # --- text and JSON ----------------------------------------------------------------------------------------------------
@@ -238,11 +238,12 @@ def describe_forecast(forecast: Forecast) -> tuple[str, ...]:
         f"token, {_describe_bound(forecast)} {_ms(forecast.step_s)} a step: {forecast.tokens_per_s:.0f} tokens/s"
     ]
     if len(forecast.stages) > 1:
-        after = f"the next {forecast.margin:.0%} less" if forecast.margin >= 0.005 else "the next as long"
-        lines.append(f"{slowest.worker} takes longest, {_ms(slowest.compute_s)} for {slowest.layers.label}; {after}")
+        after = f"{forecast.margin:.0%} less" if forecast.margin >= 0.005 else "the same time"
+        time = f"{_ms(slowest.compute_s)} for {slowest.layers.label}"
+        lines.append(f"the slowest stage is {slowest.worker}, {time}; the next one takes {after}")
     if forecast.even_s is not None and len(forecast.stages) > 1:
         gain = describe_speedup(forecast.step_s, forecast.even_s)
-        lines.append(f"even shares would take {_ms(forecast.even_s)}: this is {gain}" if gain else "")
+        lines.append(f"with even shares a step would take {_ms(forecast.even_s)}: this plan is {gain}" if gain else "")
     if forecast.broker_s >= forecast.step_s / 100:
         lines.append(f"{_ms(forecast.broker_s)} of a step is latency between the broker and the end stages")
     if forecast.beside_s >= forecast.step_s / 100:
@@ -272,7 +273,7 @@ def describe_extra_worker(forecast: Forecast) -> tuple[str, ...]:
     if more is None:
         return ()
     gain = describe_speedup(more.step_s, more.now_s)
-    what = f"{_ms(more.step_s)} a step, {gain}" if gain else "no quicker step"
+    what = f"{_ms(more.step_s)} a step, {gain}" if gain else "no faster step"
     if gain and more.sequences != forecast.load.rows * forecast.in_flight:
         what = f"{what} for {more.sequences} sequences at a time, which take {_ms(more.now_s)} now"
     return (f"one more worker like {more.like}, on a machine of its own, would give {what}",)
@@ -296,19 +297,19 @@ def _describe_left_out(left_out: tuple[tuple[str, str], ...]) -> list[str]:
     return [
         f"{names[0]} is left out: {why}"
         if len(names) == 1
-        else f"{_join_names(names)} are left out, each because: {why}"
+        else f"{_join_names(names)} are left out, for the same reason: {why}"
         for why, names in groups.items()
     ]
 
 
 def _describe_alternative(other: Alternative) -> str:
-    seconds = f"{_ms(other.step_s)} a step instead of {_ms(other.now_s)}"
-    return f"compared with {_describe_shares(other.shares)}, {seconds}: {other.why}"
+    seconds = f"{_ms(other.step_s)} a step, this plan takes {_ms(other.now_s)}"
+    return f"alternative, {_describe_shares(other.shares)}: {seconds}; {other.why}"
 
 
 def _describe_shares(shares: NamedShares) -> str:
     if len(shares) == 1:
-        return f"all layers with {shares[0][0]} alone"
+        return f"all layers on {shares[0][0]}"
     return _join_names([f"{worker} {layers}" for worker, layers in shares])
 
 
@@ -369,11 +370,11 @@ def stage_json(stage: StageForecast) -> Json:
 
 
 def describe_speedup(quick_s: float, slow_s: float) -> str:
-    """Return how much quicker the one is than the other, as text; empty if the difference is negligible."""
+    """Return how much faster the first time is than the second, as text; empty if the difference is negligible."""
     ratio = slow_s / max(quick_s, MIN_S)
     if ratio < 1.005:
         return ""
-    return f"{ratio - 1:.0%} quicker" if ratio < 2 else f"{ratio:.1f} × as quick"
+    return f"{ratio - 1:.0%} faster" if ratio < 2 else f"{ratio:.1f} × as fast"
 
 
 def _ms(seconds: float) -> str:

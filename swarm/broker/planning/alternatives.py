@@ -13,14 +13,14 @@ from swarm.broker.planning.candidates import CandidatePool, PlanOption, Proposal
 from swarm.broker.state import Plan
 
 TAKES_TURNS_REASON = (
-    "stages that take turns on the cores of one machine don't make each other quicker: each worker gets an even "
-    "share, and the cost of one more stage is shown but not counted (for the objective latency it is)"
+    "stages that take turns on the cores of one machine don't speed each other up, so each worker gets an even share; "
+    "the cost of one more stage counts only for the objective latency"
 )
 EQUAL_REASON = (
-    f"within {TOLERANCE:.0%} plans count as equal, since measurements are not more exact: this one moves less"
+    f"plans within {TOLERANCE:.0%} count as equal, as measurements are no more exact, and this plan moves fewer layers"
 )
-NOT_SEARCHED_REASON = "with this many workers not every plan is searched, and it was not found when this one was made"
-CHANGE_DUE = "a change to it is due"
+NOT_SEARCHED_REASON = "with this many workers not all plans are searched, and it was not found when this plan was made"
+CHANGE_DUE = "the swarm will change to it"
 
 
 def find_alternatives(
@@ -47,8 +47,8 @@ def _kept_reason(fresh: Proposal, now_s: float, current: Plan | None, margin: fl
         return CHANGE_DUE
     gain = describe_speedup(fresh.forecast.step_s, now_s)
     if not gain:
-        return "it is no quicker, so nothing is moved for it"
-    return f"{gain}, and layers are moved only for more than {margin:.0%} (plan.margin; swarmctl rebalance moves them)"
+        return "it is not faster, so no layers are moved"
+    return f"it is {gain}, and layers move only for more than {margin:.0%} (plan.margin), or by swarmctl rebalance"
 
 
 def _rejection_reason(quickest: PlanOption, active: Proposal) -> str:
@@ -72,4 +72,4 @@ def _find_with_one_less(table: CandidatePool, active: Proposal) -> tuple[Alterna
         return ()
     best, now_s = min(options, key=lambda option: option.step_s), active.forecast.step_s
     loss = describe_speedup(now_s, best.step_s)
-    return (Alternative(best.shares, best.step_s, now_s, f"this one is {loss}" if loss else "it is no quicker"),)
+    return (Alternative(best.shares, best.step_s, now_s, f"this plan is {loss}" if loss else "it is not faster"),)

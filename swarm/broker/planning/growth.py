@@ -99,10 +99,10 @@ def describe_move(move: PlanMove, achieved: tuple[int, float] | None, now: float
 
 
 def _describe_gain(gain: float) -> str:
-    if quicker := describe_speedup(1.0, gain):
-        return quicker
+    if faster := describe_speedup(1.0, gain):
+        return faster
     slower = describe_speedup(gain, 1.0)
-    return f"{1 - gain:.0%} slower" if slower else "equally quick"
+    return f"{1 - gain:.0%} slower" if slower else "equally fast"
 
 
 def _find_missing(state: State, proposal: Proposal) -> Iterator[tuple[str, LayerRange]]:

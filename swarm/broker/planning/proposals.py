@@ -167,9 +167,9 @@ def _find_settings_plan(state: State, rules: PlanRules, plan: Plan, now_s: float
     if not isinstance(proposal, Proposal) or proposal.is_like(plan) or proposal.forecast.objective != plan.objective:
         return ()
     gain = describe_speedup(proposal.forecast.step_s, now_s)
-    why = f"{gain}, but this one is by hand" if gain else "no quicker, and this one is by hand"
+    why = f"it is {gain}, but this plan is set by hand" if gain else "it is not faster, and this plan is set by hand"
     return (
-        Alternative(proposal.named_shares, proposal.forecast.step_s, now_s, f"the settings alone would give it, {why}"),
+        Alternative(proposal.named_shares, proposal.forecast.step_s, now_s, f"the settings alone would give it; {why}"),
     )
 
 

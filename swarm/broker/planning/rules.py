@@ -135,9 +135,9 @@ def _find_cordoned_layers(state: State, plan: Plan | None) -> Iterator[tuple[str
 def exclusion_reason(steering: PlanConstraints, name: str) -> str:
     """Return by whose command a worker gets no layers, and how to undo it."""
     if held_as := steering.restriction(name):
-        return f"it is {held_as} (swarmctl uncordon lets it have layers again)"
+        return f"it is {held_as} (swarmctl uncordon allows it to get layers again)"
     if name in steering.exclude:
-        return "it is excluded by hand (swarmctl plan --apply takes that back)"
+        return "it is excluded by hand (swarmctl plan --apply restores the settings)"
     return "it is excluded by the settings (plan.exclude)"
 
 

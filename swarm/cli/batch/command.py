@@ -88,9 +88,10 @@ def list_batches(
     if as_json:
         print_json(batches)
         return
-    from rich.table import Table
+    from swarm.screen import ReportTable
 
-    table = Table("batch", "status", "answered", "failed", "total", "created", box=None, pad_edge=False)
+    headings = ("batch", "status", "answered", "failed", "total", "created")
+    table = ReportTable(*headings, optional=("created",), box=None, pad_edge=False)
     for batch in batches:
         counts = batch["request_counts"]
         created = datetime.fromtimestamp(batch["created_at"], UTC).astimezone().strftime("%Y-%m-%d %H:%M")

@@ -32,6 +32,7 @@ class Port:
     use: str
     is_free: bool  # whether it can be bound now
     holder: str = ""  # process that holds it, if known
+    is_own: bool = False  # held by a process of this user's own swarm, or by systemd for the units' broker
     bind_error: str = ""  # why it can't be bound by any process, such as a foreign address
 
 
@@ -63,6 +64,7 @@ class ModelFacts:
     name: str
     weight_bytes: int = 0
     error: str = ""  # why it can't be served; empty if it can
+    is_refused: bool = False  # complete, but of a kind that Swarm does not serve
     digest: str = ""  # of the model's files; independent of their location
     missing_bytes: int = 0  # of the weights, to fetch from the hub
 
@@ -78,6 +80,7 @@ class SpeedEstimate:
     memory_bytes: int = 0  # memory of that worker for these
     positions: int = 0  # KV cache capacity of the plan
     error: str = ""  # why no plan is possible; empty if one is
+    is_short: bool = False  # the plan lacks memory, which ``error`` names
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,15 +235,19 @@ def _descriptors(facts: Facts) -> Iterator[Finding]:
 def _ports(facts: Facts) -> Iterator[Finding]:
     if facts.listen_wrong:
         yield Finding("port", "trouble", f"broker.listen: {facts.listen_wrong}", "correct the setting (or --listen)")
+    own = [str(port.number) for port in facts.ports if port.is_own]
+    if own:
+        text = f"{', '.join(own)} in use by your running swarm; another one needs other ports (--port, --http)"
+        yield Finding("port", "note", text)
     for port in facts.ports:
         if port.bind_error:
             text = f"{port.number} ({port.use}) can't be used: {port.bind_error}"
             yield Finding(
                 "port", "trouble", text, "name an address of this machine (--listen), or another port (--port)"
             )
-        elif not port.is_free:
+        elif not port.is_free and not port.is_own:
             text = f"{port.number} ({port.use}) is in use{f' by {port.holder}' if port.holder else ''}"
-            yield Finding("port", "note", text, "fine if that is your swarm; else stop it, or choose another (--port)")
+            yield Finding("port", "note", text, "stop that process, or choose another port (--port)")
     if all(port.is_free for port in facts.ports) and facts.ports:
         numbers = dict.fromkeys(str(port.number) for port in facts.ports)
         yield Finding("port", "ok", f"{', '.join(numbers)} are free")
@@ -260,7 +267,8 @@ def _model(facts: Facts) -> Iterator[Finding]:
     if facts.model is None:
         return
     if facts.model.error:
-        yield Finding("model", "trouble", facts.model.error, "choose another one, or fetch it again")
+        remedy = "choose another one" if facts.model.is_refused else "choose another one, or fetch it again"
+        yield Finding("model", "trouble", facts.model.error, remedy)
         return
     text = f"{facts.model.name}, {_format_size(facts.model.weight_bytes)} of weights"
     if facts.model.missing_bytes:
@@ -268,7 +276,8 @@ def _model(facts: Facts) -> Iterator[Finding]:
     if facts.model.digest:
         text += f", files {facts.model.digest}"
     limit = min(facts.available_bytes, facts.memory_limit or facts.available_bytes)
-    if facts.model.weight_bytes > MAX_WEIGHTS_SHARE * limit:
+    is_short = facts.outlook is not None and facts.outlook.is_short  # reported as the outlook
+    if facts.model.weight_bytes > MAX_WEIGHTS_SHARE * limit and not is_short:
         text += f", more than is available here ({_format_size(limit)})"
         yield Finding(
             "model", "note", text, "other machines must hold a part of it: swarm up --listen, swarmctl invite"
@@ -282,9 +291,8 @@ def _outlook(facts: Facts) -> Iterator[Finding]:
     if estimate is None:
         return
     if estimate.error:
-        yield Finding(
-            "outlook", "trouble", f"no plan: it waits for {estimate.error}", "give it more memory, or more machines"
-        )
+        remedy = "free memory, or let other machines hold a part: swarm up --listen, swarmctl invite"
+        yield Finding("outlook", "trouble", f"no plan: {estimate.error}", remedy if estimate.is_short else "")
         return
     rates = ", ".join(f"{rows}: {_format_rate(rate)} tokens/s" for rows, rate in estimate.tokens_per_s)
     shares = " + ".join(map(str, estimate.layers))
@@ -316,10 +324,8 @@ def _reach(facts: Facts) -> Iterator[Finding]:
         return
     connection = describe_connection(connectivity.round_trip_s, connectivity.bytes_per_s)
     text = f"{connectivity.address}, swarm {connectivity.build}: {connection}"
-    remedies = list(connection_remedies(connectivity.round_trip_s, connectivity.bytes_per_s))
-    yield from (Finding("broker", "note", text, remedy) for remedy in remedies)
-    if not remedies:
-        yield Finding("broker", "ok", text)
+    remedy = connection_remedy(connectivity.round_trip_s, connectivity.bytes_per_s)
+    yield Finding("broker", "note" if remedy else "ok", text, remedy)
 
 
 def describe_connection(round_trip_s: float, bytes_per_s: float, *, is_lower_bound: bool = False) -> str:
@@ -330,12 +336,16 @@ def describe_connection(round_trip_s: float, bytes_per_s: float, *, is_lower_bou
     return f"{round_trip_s * 1000:.3g} ms there and back, {rate}"
 
 
-def connection_remedies(round_trip_s: float, bytes_per_s: float) -> Iterator[str]:
-    """Yield a remedy for each reason why the connection is slow."""
+def connection_remedy(round_trip_s: float, bytes_per_s: float) -> str:
+    """Return the remedy for a slow connection; empty if it is fast enough."""
+    remedies = []
     if round_trip_s > SLOW_ROUND_TRIP_S:
-        yield "steps wait for it (swarmctl plan shows how long): use a nearer machine"
+        remedies.append("steps wait for it (swarmctl plan shows how long): use a nearer machine")
     if 0 < bytes_per_s < SLOW_BYTES_PER_S:
-        yield "use a faster network; if small messages are fast and large ones very slow, check the MTU on the path"
+        remedies.append(
+            "use a faster network; if small messages are fast and large ones very slow, check the MTU on the path"
+        )
+    return "; ".join(remedies)
 
 
 def _units(facts: Facts) -> Iterator[Finding]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from swarm.cli.options import ConfigOption, JsonOption, StateDirOption, WeightsOption, load_settings
-from swarm.cli.output import EXIT_FAILED, print_json
+from swarm.cli.output import EXIT_FAILED, print_json, window_width
 
 if TYPE_CHECKING:
     from swarm.cli.doctor.checks import Finding
@@ -69,12 +72,31 @@ def doctor(
     if as_json:
         print_json({"findings": [asdict(each) for each in results]})
     else:
-        print("\n".join(line for each in results for line in format_finding(each)))
+        print_findings(results)
     if any(each.level == "trouble" for each in results):
         raise typer.Exit(EXIT_FAILED)
 
 
-def format_finding(finding: Finding) -> list[str]:
+def print_findings(findings: Sequence[Finding]) -> None:
+    """Print findings for people. In a window, lines are wrapped between words."""
+    width = window_width() or sys.maxsize
+    print("\n".join(line for finding in findings for line in format_finding(finding, width)))
+
+
+def format_finding(finding: Finding, width: int = sys.maxsize) -> list[str]:
     """Return a finding as text for people: the remedy is below the finding."""
-    first = f"{_MARKS[finding.level]}{finding.about:12} {finding.text}"
-    return [first, *([f"{'':15}→ {finding.remedy}"] if finding.remedy else [])]
+    first = f"{_MARKS[finding.level]}{finding.about:12} "
+    lines = _wrap(first, finding.text, width)
+    return lines + _wrap(f"{'':{len(first)}}→ ", finding.remedy, width) if finding.remedy else lines
+
+
+def _wrap(prefix: str, text: str, width: int) -> list[str]:
+    """Break a text between words; continued lines are indented like the first one."""
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=prefix,
+        subsequent_indent=" " * len(prefix),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

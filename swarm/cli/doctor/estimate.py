@@ -67,14 +67,14 @@ def estimate_speed(settings: Settings, hello: Hello, workers: int) -> SpeedEstim
         state.workers[name] = Worker(own, name.encode(), 0.0)
     proposal = propose(state, rules)
     if isinstance(proposal, Shortage):
-        return SpeedEstimate(error=proposal.text)
+        return SpeedEstimate(error=f"it waits for {proposal.text}", is_short=True)
     rates = []
     for rows in ROWS:
         loaded_proposal = propose(
             state, _pin_plan(replace(rules, load=PlannedLoad(rows, rules.load.context, 0.0)), state, proposal)
         )
         if isinstance(loaded_proposal, Shortage):
-            return SpeedEstimate(error=loaded_proposal.text)
+            return SpeedEstimate(error=f"it waits for {loaded_proposal.text}", is_short=True)
         rates.append((rows, rows / loaded_proposal.forecast.step_s))
     stages = proposal.forecast.stages
     neediest = max(stages, key=lambda stage: stage.needed_bytes)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from tempfile import NamedTemporaryFile
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 import psutil
 
 from swarm.cli.doctor.checks import BrokerConnectivity, Facts, Kernels, ModelFacts, Port, SpeedEstimate, SystemdUnit
-from swarm.cli.doctor.paths import list_state_dirs
+from swarm.cli.doctor.paths import find_units, list_state_dirs
 from swarm.cli.meta.packages import FOR_MODELS
 from swarm.cli.systemd import manager
 from swarm.cli.systemd.files import SystemdError
@@ -177,7 +178,7 @@ def _check_port(host: str, number: int, use: str) -> Port:
     if error is None:
         return Port(number, use, is_free=True)
     if error.errno == errno.EADDRINUSE:
-        return Port(number, use, False, _find_listener(number))
+        return Port(number, use, False, *_find_listener(number))
     return Port(number, use, False, bind_error=error.strerror or str(error))
 
 
@@ -201,13 +202,22 @@ def _bind_error(host: str, number: int) -> OSError | None:
     return None
 
 
-def _find_listener(number: int) -> str:
-    """Return the process that listens on this port, if the system reports it."""
+def _find_listener(number: int) -> tuple[str, bool]:
+    """Return the process that listens on this port, if the system reports it, and whether it is of the user's swarm."""
     with suppress(psutil.Error, OSError):
         for each in psutil.net_connections("tcp"):
             if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == number and each.pid:
-                return f"{psutil.Process(each.pid).name()} (process {each.pid})"
-    return ""
+                holder = psutil.Process(each.pid)
+                is_users = os.getuid() in (0, holder.uids().real) and is_swarm(holder.cmdline())
+                is_units = each.pid == 1 and find_units() is not None
+                return f"{holder.name()} (process {each.pid})", is_users or is_units
+    return "", False
+
+
+def is_swarm(command: Sequence[str]) -> bool:
+    """Whether a command line is one of Swarm's processes: the program, or ``python … -m swarm``."""
+    words = " ".join(command).split()[:6]
+    return any(Path(word).name == "swarm" for word in words[:2]) or ("-m", "swarm") in pairwise(words)
 
 
 def _kernels() -> Kernels | None:
@@ -276,7 +286,7 @@ def inspect_model(name: str | None) -> ModelFacts | None:
         return None
     from swarm.demo import model_path
 
-    path = str(model_path()) if name is None else name
+    path, is_refused = str(model_path()) if name is None else name, False
     try:
         location = locate_model(path, lambda _: None)
         checkpoint = Checkpoint.at(location)
@@ -284,9 +294,15 @@ def inspect_model(name: str | None) -> ModelFacts | None:
         names = "".join(f"{file.name} {file.num_bytes} {file.digest}\n" for file in files)
         digest = hashlib.sha256(names.encode()).hexdigest()[:16]
         missing = sum(checkpoint.missing([*checkpoint.tensors, *checkpoint.quantized]).values())
+        if name is not None:
+            with suppress(ImportError):  # The finding about packages names what is missing.
+                from swarm.stage.model.build import check_family
+
+                is_refused = True
+                check_family(checkpoint)
         return ModelFacts(path, checkpoint.num_bytes, digest=digest, missing_bytes=missing)
     except ModelError as error:
-        return ModelFacts(path, error=str(error))
+        return ModelFacts(path, error=str(error), is_refused=is_refused)
 
 
 def _estimate_speed(settings: Settings, workers: int) -> SpeedEstimate:

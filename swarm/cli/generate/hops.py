@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rich import box
-from rich.table import Table
 from rich.text import Text
 
-from swarm.cli.screen import TableConsole
 from swarm.client.results import Choice
+from swarm.screen import ReportConsole, ReportTable
 from swarm.wire.messages import Hop
 
 _BAR = 16  # characters of the longest bar
@@ -18,8 +17,8 @@ _MAX_LINES = 24  # of a longer answer, only the first and the last tokens are sh
 
 def print_hops(choices: Sequence[Choice]) -> None:
     """Print a line per stage to stderr, and a line per token with a bar for each of its hops."""
-    out = TableConsole(stderr=True, highlight=False)
-    table = Table(
+    out = ReportConsole(stderr=True, highlight=False)
+    table = ReportTable(
         "worker",
         "layers",
         box=box.SIMPLE,

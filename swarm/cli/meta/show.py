@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from swarm.cli.options import ConfigOption, JsonOption, common_overrides, load_settings
-from swarm.cli.output import print_json
+from swarm.cli.output import print_json, window_width
 
 if TYPE_CHECKING:
     from swarm.wire.messages import Json
@@ -53,7 +53,7 @@ def show(
     if as_json:
         print_json({"settings": rows, "credentials": passed})
     else:
-        print("\n".join(format_settings(rows, passed)) or "every setting is at its default")
+        print("\n".join(format_settings(rows, passed, window_width())) or "every setting is at its default")
 
 
 def list_credentials(directory: str | None) -> Iterator[Json]:
@@ -64,12 +64,18 @@ def list_credentials(directory: str | None) -> Iterator[Json]:
             yield {"name": name, "what": what, "from": f"the credential {path}"}
 
 
-def format_settings(rows: list[Json], handed: list[Json]) -> list[str]:
-    """Return the settings as lines with aligned columns. Lines are never wrapped: users copy paths from them."""
+def format_settings(rows: list[Json], handed: list[Json], width: int | None = None) -> list[str]:
+    """Return the settings as lines with aligned columns, or with the origin below if they don't fit into ``width``.
+
+    Lines are never wrapped: users copy paths from them.
+    """
     cells = [(str(row["name"]), _format_value(row["value"]), str(row["from"])) for row in rows]
     cells += [(str(row["what"]), "(hidden)", str(row["from"])) for row in handed]
     wide = [max((len(row[column]) for row in cells), default=0) for column in (0, 1)]
-    return [f"{name:{wide[0]}}  {value:{wide[1]}}  {origin}" for name, value, origin in cells]
+    lines = [f"{name:{wide[0]}}  {value:{wide[1]}}  {origin}" for name, value, origin in cells]
+    if width is None or max(map(len, lines), default=0) <= width:
+        return lines
+    return [f"{name}: {value}\n  ({origin})" for name, value, origin in cells]
 
 
 def _format_value(value: object) -> str:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from swarm.cli.output import make_console
+from swarm.screen import ReportTable
 from swarm.wire.messages import LayerRange
 
 Row = Mapping[str, Any]
@@ -36,7 +36,7 @@ def print_profile(result: Mapping[str, Any]) -> None:
         out.print(table)
 
 
-def _tables(result: Mapping[str, Any]) -> Sequence[tuple[str, Table]]:
+def _tables(result: Mapping[str, Any]) -> Sequence[tuple[str, ReportTable]]:
     typical: tuple[Column, ...] = (
         ("first token", lambda r: _format_ms(r["ttft_s"])),
         ("per token", lambda r: _format_ms(r["per_token_s"])),
@@ -71,14 +71,14 @@ def _tables(result: Mapping[str, Any]) -> Sequence[tuple[str, Table]]:
     )
 
 
-def _table(columns: Sequence[Column], rows: Sequence[Row]) -> Table:
+def _table(columns: Sequence[Column], rows: Sequence[Row]) -> ReportTable:
     table = _empty_table(*(name for name, _ in columns))
     for row in rows:
         table.add_row(*(Text(cell(row)) for _, cell in columns))
     return table
 
 
-def _warm_up_table(of: Row) -> Table:
+def _warm_up_table(of: Row) -> ReportTable:
     table = _empty_table("", "first token", "in all")
     first = "the first request ever" if of["first_ever"] else "the first request (the swarm ran already)"
     table.add_row(first, _format_ms(of["first_ttft_s"]), _format_ms(of["first_total_s"]))
@@ -88,21 +88,21 @@ def _warm_up_table(of: Row) -> Table:
     return table
 
 
-def _sustained_table(of: Row) -> Table:
+def _sustained_table(of: Row) -> ReportTable:
     table = _empty_table("runs", "tokens/s", "slowest", "fastest", "deviation", "second half against first")
     rates = (_format_rate(of[key]) for key in ("tokens_per_s", "slowest", "fastest", "deviation"))
     table.add_row(str(of["runs"]), *rates, f"{100 * of['drift']:+.1f} %")
     return table
 
 
-def _latency_table(of: Row) -> Table:
+def _latency_table(of: Row) -> ReportTable:
     table = _empty_table("", "mean", "p50", "p95", "p99")
     for key, name in (("ttft_s", "first token"), ("per_token_s", "per token")):
         table.add_row(name, *(_format_ms(of[key][part]) for part in ("mean", "p50", "p95", "p99")))
     return table
 
 
-def _caches_table(of: Row) -> Table:
+def _caches_table(of: Row) -> ReportTable:
     table = _empty_table("cache", "hits", "misses", "rate")
     for name in ("rope", "mask", "prefix"):
         rate = of[name]["rate"]
@@ -116,7 +116,7 @@ def _caches_table(of: Row) -> Table:
     return table
 
 
-def _overhead_table(of: Row) -> Table:
+def _overhead_table(of: Row) -> ReportTable:
     table = _empty_table("part", "ms per token", "share")
     for part, name in _PARTS.items():
         if part in of["share"]:
@@ -126,8 +126,8 @@ def _overhead_table(of: Row) -> Table:
     return table
 
 
-def _empty_table(*headings: str) -> Table:
-    table = Table(box=box.SIMPLE)
+def _empty_table(*headings: str) -> ReportTable:
+    table = ReportTable(box=box.SIMPLE)
     for number, heading in enumerate(headings):
         table.add_column(Text(heading), justify="left" if number == 0 else "right")
     return table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,11 +11,13 @@ import typer
 
 from swarm.cli.confirm import YesOption, confirm_or_exit
 from swarm.cli.options import JsonOption, MemoryOption, read_size
-from swarm.cli.output import EXIT_FAILED, print_error, print_json
+from swarm.cli.output import EXIT_FAILED, make_console, print_error, print_json
 from swarm.cli.systemd import files, manager
 from swarm.cli.systemd.files import SystemdError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from swarm.systemd.install import InstallTarget
 
 app = typer.Typer(
@@ -140,7 +143,7 @@ def status(*, root: RootOption = None, user: UserOption = False, as_json: JsonOp
     if as_json:
         print_json(rows)
     else:
-        print("\n".join(_format_row(row) for row in rows) or _NO_UNITS)
+        make_console().print(_render_units(rows))
     if any(row.get("ActiveState") == "failed" for row in rows):
         raise typer.Exit(EXIT_FAILED)
 
@@ -148,12 +151,21 @@ def status(*, root: RootOption = None, user: UserOption = False, as_json: JsonOp
 _NO_UNITS = "no unit of Swarm is loaded: swarm systemd install, then systemctl enable --now …"
 
 
-def _format_row(row: dict[str, str]) -> str:
-    if "UnitFileState" in row:
-        return f"{row['Id']:<28} {row['UnitFileState']}"
-    state = f"{row.get('ActiveState')} ({row.get('SubState')})"
-    restarts = f"  restarted {row['NRestarts']} times" if row.get("NRestarts", "0") not in ("0", "") else ""
-    return f"{row.get('Id', ''):<28} {state:<22} {row.get('StatusText', '')}{restarts}"
+def _render_units(rows: Sequence[Mapping[str, str]]) -> RenderableType:
+    from rich.text import Text
+
+    from swarm.screen import ReportTable
+
+    table = ReportTable("unit", "state", "status", show_header=False, box=None, pad_edge=False)
+    for row in rows:
+        if "UnitFileState" in row:
+            cells = (row["Id"], row["UnitFileState"], "")
+        else:
+            restarts = f"restarted {row['NRestarts']} times" if row.get("NRestarts", "0") not in ("0", "") else ""
+            status = "  ".join(filter(None, (row.get("StatusText"), restarts)))
+            cells = (row.get("Id", ""), f"{row.get('ActiveState')} ({row.get('SubState')})", status)
+        table.add_row(*map(Text, cells))
+    return table if rows else Text(_NO_UNITS)
 
 
 def _target(root: Path | None, user: bool) -> InstallTarget:

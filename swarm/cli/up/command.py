@@ -278,14 +278,15 @@ class ChildCommands:
         host = self.settings.broker.host
         return f"tcp://{f'[{host}]' if ':' in host else host}:{port}"
 
-    def __call__(self, name: str, memory_limit: int | None) -> list[str]:
-        """Return the command line of child ``name``."""
+    def __call__(self, name: str, memory_limit: int | None = None, device: str = "") -> list[str]:
+        """Return the command line of child ``name``; of a worker with this limit and device, by default the common
+        ones."""
         if name in (BROKER, GATEWAY):
             flags = self._broker_flags() if name == BROKER else self._gateway_flags()
         elif not is_worker(name):
             flags = self._swarm_flags(next(other for other in self.others if other.name == name))
         else:
-            flags = self._worker_flags(name, memory_limit)
+            flags = self._worker_flags(name, memory_limit, device)
         if self.config is not None:
             flags += ["--config", str(self.config.expanduser().absolute())]
         return [sys.executable, "-P", "-m", "swarm", *self._log_flags(), *flags]
@@ -352,15 +353,17 @@ class ChildCommands:
             *(["--verbose"] if self.verbose else []),
         ]
 
-    def _worker_flags(self, name: str, memory_limit: int | None) -> list[str]:
+    def _worker_flags(self, name: str, memory_limit: int | None, device: str) -> list[str]:
         worker = self.settings.worker
-        limit = memory_limit or worker.memory_limit or self.memory_share
+        # The common limit and the share of the memory are for the common device.
+        common_limit = worker.memory_limit or self.memory_share if device in ("", worker.device) else None
+        limit = memory_limit or common_limit
         return [
             "worker",
             *("--url", self.url),
             *("--model", self.model),
             *("--name", name),
-            *("--device", worker.device),
+            *("--device", device or worker.device),
             *("--dtype", worker.dtype),
             *("--weights", worker.weights),
             *("--threads", str(worker.threads or self._share_of_cores())),

@@ -96,7 +96,7 @@ class HostConnection:
             return
         if isinstance(message, StartWorkers):
             self._tickets.add(message.ticket)
-            feed(WorkersRequested(message.ticket, message.count, message.memory_limit))
+            feed(WorkersRequested(message.ticket, message.count, message.memory_limit, message.device))
         elif isinstance(message, Report) and message.ok:
             self._reports[message.what] = message.body
             if message.what == "status":

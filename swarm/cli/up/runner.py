@@ -35,7 +35,7 @@ from swarm.cli.up.supervisor import (
     is_worker,
 )
 
-CommandOf = Callable[[str, int | None], Sequence[str]]  # (child's name, memory limit) → command line
+CommandOf = Callable[[str, int | None, str], Sequence[str]]  # (child's name, memory limit, device) → command line
 Feed = Callable[[Event], None]
 
 LOG_POLL_S = 0.2  # how far --verbose lags behind
@@ -148,8 +148,8 @@ class Runner:
 
     def _execute(self, action: Action) -> None:
         match action:
-            case StartChild(name, memory_limit):
-                self._start(name, memory_limit)
+            case StartChild():
+                self._start(action)
             case TerminateChild(name):
                 self._end(name, at_once=False)
             case KillChild(name):
@@ -165,11 +165,13 @@ class Runner:
             case EndSupervisor(error):
                 self._ended.set_result(error)
 
-    def _start(self, name: str, memory_limit: int | None) -> None:
+    def _start(self, child: StartChild) -> None:
+        name = child.name
         log = self._logs.setdefault(name, LogFile(self._logs_dir / f"{name}.log"))
-        command = self._command_of(name, memory_limit)
+        command = self._command_of(name, child.memory_limit, child.device)
         try:
-            self._processes[name] = self._start_process(name, command, log)
+            is_forkable = is_worker(name) and child.device in ("", "cpu")  # a GPU's driver does not survive a fork
+            self._processes[name] = self._start_process(command, log, is_forkable=is_forkable)
             if name == GATEWAY and self._gateway_watch is not None:
                 self._gateway_watch.on_started()
         except OSError as error:
@@ -209,8 +211,8 @@ class Runner:
             f"workers start as separate processes from now on, a few seconds more slowly: {reason}"
         )
 
-    def _start_process(self, name: str, command: Sequence[str], log: LogFile) -> Process | ForkedProcess:
-        if is_worker(name):
+    def _start_process(self, command: Sequence[str], log: LogFile, *, is_forkable: bool) -> Process | ForkedProcess:
+        if is_forkable:
             self._restart_forkserver()
             if self._forkserver is not None and self._forkserver.is_outdated:
                 self._forkserver.stop()

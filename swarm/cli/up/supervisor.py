@@ -90,6 +90,7 @@ class WorkersRequested:
     ticket: int
     count: int
     memory_limit: int | None = None
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +132,11 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class StartChild:
-    """Start a process. ``memory_limit`` is in bytes, for workers; None means the common limit."""
+    """Start a process. For workers, ``memory_limit`` in bytes and ``device``; None and empty: the common ones."""
 
     name: str
     memory_limit: int | None = None
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,12 +203,15 @@ class _ChildPhase(Enum):
 
 @dataclass(slots=True)
 class _Child:
-    name: str
-    memory_limit: int | None
+    start: StartChild  # how it is started, each time
     phase: _ChildPhase
     since: float  # time of its last start
     num_failures: int = 0  # in a row, without a long run between them
     retry_at: float = 0.0  # while WAITING: time of the next start
+
+    @property
+    def name(self) -> str:
+        return self.start.name
 
 
 class Supervisor:
@@ -255,11 +260,11 @@ class Supervisor:
         match event:
             case SupervisorStarted(num_workers, gateway, swarms):
                 self._gateway_at = now + GATEWAY_AFTER_S if gateway else None
-                yield self._start_new(BROKER, None, now)
+                yield self._start_new(StartChild(BROKER), now)
                 for _ in range(num_workers):
-                    yield self._start_new(self._next_name(), None, now)
+                    yield self._start_new(StartChild(self._next_name()), now)
                 for name in swarms:
-                    yield self._start_new(name, None, now)
+                    yield self._start_new(StartChild(name), now)
             case ChildExited(name, code, last_line):
                 yield from self._on_exit(self._children[name], code, last_line, now)
             case ChildNotStarted(name, reason):
@@ -283,14 +288,14 @@ class Supervisor:
         self._num_named += 1
         return name
 
-    def _start_new(self, name: str, memory_limit: int | None, now: float) -> StartChild:
-        self._children[name] = _Child(name, memory_limit, _ChildPhase.RUNNING, now)
-        return StartChild(name, memory_limit)
+    def _start_new(self, start: StartChild, now: float) -> StartChild:
+        self._children[start.name] = _Child(start, _ChildPhase.RUNNING, now)
+        return start
 
     def _start_gateway(self, now: float) -> Iterator[StartChild]:
         if self._gateway_at is not None and not self.is_stopping:
             self._gateway_at = None
-            yield self._start_new(GATEWAY, None, now)
+            yield self._start_new(StartChild(GATEWAY), now)
 
     def _start_more(self, request: WorkersRequested, now: float) -> Iterator[Action]:
         if self.is_stopping:
@@ -303,7 +308,7 @@ class Supervisor:
             names = tuple(self._next_name() for _ in range(request.count))
             self._joins.add(request.ticket, names, now)
             for name in names:
-                yield self._start_new(name, request.memory_limit, now)
+                yield self._start_new(StartChild(name, request.memory_limit, request.device), now)
 
     def _answer_requests(self, outcomes: Iterator[JoinOutcome]) -> Iterator[AnswerRequest]:
         for ticket, joined, error in outcomes:
@@ -363,7 +368,7 @@ class Supervisor:
             for child in self._children.values():
                 if child.phase is _ChildPhase.WAITING and child.retry_at <= now:
                     child.phase, child.since = _ChildPhase.RUNNING, now
-                    yield StartChild(child.name, child.memory_limit)
+                    yield child.start
 
     # stopping
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final, NamedTuple
 
 from swarm.admin.report_rows import (
@@ -17,7 +17,7 @@ from swarm.admin.report_rows import (
 from swarm.cli.doctor.checks import Finding
 from swarm.ctl.inspect.links import check_clocks, check_links
 from swarm.ctl.inspect.versions import compare_versions
-from swarm.ctl.inspect.workers import check_refused, check_spare_workers, check_workers
+from swarm.ctl.inspect.workers import check_refused, check_spare_workers, check_workers, is_slow
 from swarm.wire.messages import Json
 
 MAX_DEVIATION: Final = 0.25  # Fraction by which a stage's step time may differ from the prediction.
@@ -34,11 +34,16 @@ class Reports(NamedTuple):
 
 
 def diagnose(reports: Reports) -> list[Finding]:
-    """Return all findings: the swarm as a whole, then each worker and each connection, then predictions."""
+    """Return all findings, each once: the swarm as a whole, then each worker and each connection, then predictions."""
     nodes = reports.nodes
     general = [*_check_swarm(reports.status, nodes), *_check_builds(reports), *check_spare_workers(nodes)]
-    specific = [*check_workers(nodes), *check_refused(nodes), *check_links(nodes), *check_clocks(nodes)]
-    return [*general, *specific, *_check_predictions(reports.plan)]
+    here = [row for row in read_rows(nodes.get("workers")) if is_present(row)]
+    release = release_commands(here)
+    is_held_back_reported = bool(release) and any(finding.remedy.startswith(release) for finding in general)
+    workers = check_workers(nodes, with_held_back=not is_held_back_reported)
+    specific = [*workers, *check_refused(nodes), *check_links(nodes), *check_clocks(nodes)]
+    slow = {str(row.get("name")) for row in here if is_slow(row)}
+    return [*general, *specific, *_check_predictions(reports.plan, slow)]
 
 
 def _check_swarm(status: Row, nodes: Row) -> Iterator[Finding]:
@@ -95,17 +100,18 @@ def _check_builds(reports: Reports) -> Iterator[Finding]:
         yield Finding("builds", "ok", f"all of {reports.status.get('version')}")
 
 
-def _check_predictions(plan: Row) -> Iterator[Finding]:
+def _check_predictions(plan: Row, slow: Collection[str]) -> Iterator[Finding]:
+    """Compare predicted and measured times. ``slow``: workers that are reported as slow already."""
     accurate = []
     for row in read_rows(plan.get("stages")):
         expected, seen = get_number(row, "expected_s"), get_number(row, "seen_s")
         if get_number(row, "seen_steps") < MIN_STEPS or not expected:
             continue
         text = f"{row.get('worker')} {expected * 1000:.3g} ms a step, took {seen * 1000:.3g}"
-        accurate.append(text)
-        if abs(seen / expected - 1) > MAX_DEVIATION:
+        if abs(seen / expected - 1) <= MAX_DEVIATION:
+            accurate.append(text)
+        elif seen < expected or row.get("worker") not in slow:
             yield Finding("predicted", "note", *_describe_deviation(text, seen / expected))
-            accurate.pop()
     if accurate:
         yield Finding("predicted", "ok", "; ".join(accurate))
 
@@ -119,7 +125,7 @@ def _describe_deviation(text: str, times: float) -> tuple[str, str]:
     if times > 1:
         return f"{text}: {times - 1:.0%} slower", f"check what else uses its cores or memory; {next_one}"
     why = "nothing to do: something else used its cores when it measured itself at its start"
-    return f"{text}: {1 - times:.0%} quicker", f"{why}; {next_one}"
+    return f"{text}: {1 - times:.0%} faster", f"{why}; {next_one}"
 
 
 def _texts(value: object) -> list[str]:

@@ -17,7 +17,7 @@ def doctor(context: typer.Context, url: UrlOption = None, as_json: JsonOption = 
     health and connection to the broker, and stages' predicted and measured times. Exit code 1 if there is a problem. To
     check a single machine, run swarm doctor there.
     """
-    from swarm.cli.doctor.command import format_finding
+    from swarm.cli.doctor.command import print_findings
     from swarm.ctl.inspect.diagnostics import Reports, diagnose
 
     outer = context.obj
@@ -26,6 +26,6 @@ def doctor(context: typer.Context, url: UrlOption = None, as_json: JsonOption = 
     if as_json or outer.as_json:
         print_json({"findings": [asdict(finding) for finding in findings]})
     else:
-        print("\n".join(line for finding in findings for line in format_finding(finding)))
+        print_findings(findings)
     if any(finding.level == "trouble" for finding in findings):
         raise typer.Exit(EXIT_FAILED)

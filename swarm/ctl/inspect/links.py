@@ -7,7 +7,7 @@ from statistics import median_high, median_low
 from typing import Final, NamedTuple
 
 from swarm.admin.report_rows import Row, get_number, is_present, read_rows
-from swarm.cli.doctor.checks import Finding, connection_remedies, describe_connection
+from swarm.cli.doctor.checks import Finding, connection_remedy, describe_connection
 
 MAX_CLOCK_OFFSET_S: Final = 1.0  # Allowed difference between two machines' clocks.
 # A connection is slow if its round trip is this many times as long as the others', or its rate this many times lower.
@@ -31,10 +31,8 @@ def check_links(nodes: Row) -> Iterator[Finding]:
     for link in links:
         others = [other for other in links if other is not link]
         rate = 0.0 if link.is_least else link.bytes_per_s
-        remedies = list(connection_remedies(link.round_trip_s, rate)) or list(_compare_with_others(link, others))
-        yield from (Finding("way", "note", _describe_link(link), remedy) for remedy in remedies)
-        if not remedies:
-            yield Finding("way", "ok", _describe_link(link))
+        remedy = connection_remedy(link.round_trip_s, rate) or "; ".join(_compare_with_others(link, others))
+        yield Finding("way", "note" if remedy else "ok", _describe_link(link), remedy)
 
 
 def _read_links(nodes: Row) -> Iterator[LinkMeasurement]:

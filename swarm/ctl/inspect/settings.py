@@ -59,7 +59,7 @@ def show(  # noqa: PLR0917 (options are parameters)
     """
     from swarm.admin.report_rows import read_rows
     from swarm.cli.meta.show import format_settings
-    from swarm.cli.output import print_json
+    from swarm.cli.output import print_json, window_width
     from swarm.config import DEFAULTS
 
     if worker and gateway:
@@ -74,4 +74,4 @@ def show(  # noqa: PLR0917 (options are parameters)
     if as_json or outer.as_json:
         print_json({**body, "settings": rows})
     else:
-        print("\n".join(format_settings(rows, [])) or "every setting is at its default")
+        print("\n".join(format_settings(rows, [], window_width())) or "every setting is at its default")

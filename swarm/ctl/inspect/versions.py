@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from swarm.admin.report_rows import is_present, read_rows
+from swarm.screen import ReportTable
 from swarm.version import __version__
 from swarm.wire.greeting import Greeting
 from swarm.wire.messages import Json
@@ -56,7 +56,7 @@ def _differing_fields(broker: Mapping[str, object], row: Mapping[str, object]) -
 
 def render_versions(body: Json) -> RenderableType:
     rows = read_rows(body.get("processes"))
-    table = Table(box=box.SIMPLE)
+    table = ReportTable(box=box.SIMPLE)
     for title in ("process", "version", "protocol", "messages"):
         table.add_column(title)
     for row in rows:

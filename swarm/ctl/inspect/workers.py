@@ -15,7 +15,7 @@ from swarm.admin.report_rows import (
     read_rows,
     release_commands,
 )
-from swarm.cli.doctor.checks import Finding, Level, connection_remedies, describe_connection
+from swarm.cli.doctor.checks import Finding, Level, connection_remedy, describe_connection
 
 SLOW_FACTOR: Final = 1.5  # Step time relative to the worker's measurement at its start.
 # Refusals older than this are ignored, because no one reports that the process is not wanted any more.
@@ -33,8 +33,11 @@ _REMEDIES: Final = {
 }
 
 
-def check_workers(nodes: Row) -> Iterator[Finding]:
-    """Yield findings for the present workers, then for missing ones whose names have not come back."""
+def check_workers(nodes: Row, *, with_held_back: bool = True) -> Iterator[Finding]:
+    """Yield findings for the present workers, then for missing ones whose names have not come back.
+
+    ``with_held_back``: report workers that an operator holds back, which no other finding does.
+    """
     rows = read_rows(nodes.get("workers"))
     here = [row for row in rows if is_present(row)]
     if not here:
@@ -42,7 +45,7 @@ def check_workers(nodes: Row) -> Iterator[Finding]:
             "workers", "trouble", "there are none", "swarmctl join, or swarm worker --join on another machine"
         )
     for row in here:
-        findings = list(_check_worker(row, here))
+        findings = list(_check_worker(row, here, with_held_back=with_held_back))
         yield from findings or [Finding(str(row.get("name")), "ok", _describe_healthy(row))]
     back = {row.get("name") for row in here}
     last_lives = {str(row.get("name")): row for row in rows if row.get("name") not in back}  # The latest come last.
@@ -90,13 +93,13 @@ def _check_missing(name: str, row: Row, replaced_by: str) -> Finding:
     return Finding(name, level, text + why, _REMEDIES.get(verdict, _REMEDIES["dead"]))
 
 
-def _check_worker(row: Row, here: list[Row]) -> Iterator[Finding]:
+def _check_worker(row: Row, here: list[Row], *, with_held_back: bool) -> Iterator[Finding]:
     name = str(row.get("name"))
     yield from _check_health(name, row, here)
-    yield from _check_placement(name, row)
-    if row.get("lies"):
+    yield from _check_placement(name, row, with_held_back=with_held_back)
+    if row.get("lies") and row.get("verdict") != "lied":
         yield Finding(name, "trouble", f"its results were proven wrong {row['lies']} times", _REMEDIES["lied"])
-    if row.get("faults"):
+    if row.get("faults") and row.get("verdict") != "failed":
         text = f"its steps failed, or a test of its device, {row['faults']} times of late; it has passed one since"
         yield Finding(name, "note", text, _REMEDIES["failed"])
     if row.get("unreachable"):
@@ -109,22 +112,22 @@ def _check_worker(row: Row, here: list[Row]) -> Iterator[Finding]:
         text = f"its event loop lags by {get_number(row, 'loop_lag_s') * 1000:.0f} ms"
         yield Finding(name, "note", text, "something else uses its cores, or its memory is swapped out")
     measured = get_number(row, "round_trip_s"), get_number(row, "bytes_per_s")
-    for remedy in connection_remedies(*measured):
+    if remedy := connection_remedy(*measured):
         yield Finding(name, "note", f"its connection to the broker: {describe_connection(*measured)}", remedy)
 
 
 def _check_health(name: str, row: Row, here: list[Row]) -> Iterator[Finding]:
     verdict = str(row.get("verdict"))
-    remedy = _slow_remedy(row, here) if _is_slow(row) else _REMEDIES.get(verdict, "see swarmctl nodes")
+    remedy = _slow_remedy(row, here) if is_slow(row) else _REMEDIES.get(verdict, "see swarmctl nodes")
     if verdict not in ("well", "loading"):
         level: Level = "note" if verdict in ("slow", "blocked") else "trouble"
         yield Finding(name, level, f"{verdict}: {row.get('evidence') or verdict}", remedy)
-    elif _is_slow(row):
+    elif is_slow(row):
         text = f"its steps take {get_number(row, 'pace'):.1f} times as long as it measured at its start"
         yield Finding(name, "note", text, remedy)
 
 
-def _is_slow(row: Row) -> bool:
+def is_slow(row: Row) -> bool:
     verdict = row.get("verdict")
     return verdict == "slow" or (verdict in ("well", "loading") and get_number(row, "pace") > SLOW_FACTOR)
 
@@ -134,14 +137,14 @@ def _slow_remedy(row: Row, here: list[Row]) -> str:
     others = [each for each in here if each is not row and may_have_layers(each)]
     if not others or not row.get("layers"):
         return _REMEDIES["slow"]
-    if all(_is_slow(each) for each in others):
+    if all(is_slow(each) for each in others):
         return f"all are equally slow: {_REMEDIES['slow']}, or of their machine"
     return f"{_REMEDIES['slow']}; swarmctl drain {row.get('name')} lets it go"
 
 
-def _check_placement(name: str, row: Row) -> Iterator[Finding]:
+def _check_placement(name: str, row: Row, *, with_held_back: bool) -> Iterator[Finding]:
     """Yield findings that explain why a present worker gets no layers."""
-    if by_hand := row.get("steered"):
+    if with_held_back and (by_hand := row.get("steered")):
         new = "new " if by_hand == "cordoned" else ""
         whole = " (back to the settings as a whole)" if by_hand == "excluded" else ""
         remedy = f"{release_commands([row])} allows it to get layers again{whole}"
@@ -191,4 +194,5 @@ def _describe_healthy(row: Row) -> str:
     measured = get_number(row, "round_trip_s"), get_number(row, "bytes_per_s")
     far = f"; its connection to the broker: {describe_connection(*measured)}" if measured[0] else ""
     verdict = "loading" if row.get("verdict") == "loading" else "well"
-    return f"{verdict}, with {_describe_layers(row)}{far}"
+    by_hand = f", {row['steered']} by hand" if row.get("steered") else ""
+    return f"{verdict}, with {_describe_layers(row)}{by_hand}{far}"

@@ -15,6 +15,8 @@ from swarm.ctl.render import format_value
 from swarm.wire.messages import Json
 
 _MIN_SIZE: Final = (40, 8)  # Columns and lines of the smallest useful screen.
+_NAME_WIDTH: Final = 16  # Least width of the workers' names; they get more if they need it and the screen has it.
+_OTHERS_WIDTH: Final = 43  # Width of a worker's line without its name and what was done by hand.
 KEYS: Final = "↑↓ move  d drain  u uncordon  c cancel  q quit"
 
 Row = Mapping[str, object]
@@ -77,7 +79,7 @@ def render_screen(known: TopData, chosen: TopItem | None, said: StatusLine, colu
         return [TopLine("too small"[:columns])][:lines]
     head = [TopLine(text, is_title=number == 0) for number, text in enumerate(_render_head(known))]
     foot = TopLine((said.text if said.is_question else _describe_absence(known) or said.text) or KEYS, is_title=True)
-    body = _render_body(known, chosen)
+    body = _render_body(known, chosen, columns)
     num_free = lines - len(head) - 1
     shown = _scroll_to_selected(body, num_free)
     all_lines = [*head, *shown, *[TopLine("")] * (num_free - len(shown)), foot]
@@ -111,10 +113,16 @@ def _render_stages(known: TopData) -> str:
     )
 
 
-def _render_body(known: TopData, chosen: TopItem | None) -> list[TopLine]:
-    rows = [TopLine(f"  {'worker':<16}{'layers':<9}{'verdict':<10}{'by hand':<9}{'memory':>10}  KV", is_title=True)]
-    for row in workers_of(known):
-        rows.append(_item_line(_render_worker(row), TopItem("worker", str(row.get("name"))), chosen))
+def _render_body(known: TopData, chosen: TopItem | None, columns: int) -> list[TopLine]:
+    workers = workers_of(known)
+    longest = max((len(str(row.get("name"))) for row in workers), default=0)
+    width = max(_NAME_WIDTH, min(longest + 1, columns - _OTHERS_WIDTH))
+    by_hand = f"{'by hand':<9}" if any(row.get("steered") for row in workers) else ""
+    heading = f"  {'worker':<{width}}{'layers':<9}{'verdict':<10}{by_hand}{'memory':>10}  KV"
+    rows = [TopLine(heading, is_title=True)]
+    for row in workers:
+        text = _render_worker(row, width, has_by_hand=bool(by_hand))
+        rows.append(_item_line(text, TopItem("worker", str(row.get("name"))), chosen))
     rows.append(TopLine(f"  {'request':<34}{'state':<9}{'tokens':>12}  tenant", is_title=True))
     for row in requests_of(known):
         rows.append(_item_line(_render_request(row), TopItem("request", str(row.get("request_id"))), chosen))
@@ -125,15 +133,14 @@ def _item_line(text: str, item: TopItem, chosen: TopItem | None) -> TopLine:
     return TopLine(f"{'>' if item == chosen else ' '} {text}", is_selected=item == chosen)
 
 
-def _render_worker(row: Row) -> str:
+def _render_worker(row: Row, width: int, *, has_by_hand: bool) -> str:
     layers = format_value("layers", row.get("layers"))
     verdict = str(row.get("verdict") or "")
     memory = format_bytes(_number(row.get("resident_bytes")))
     kv = render_bar(_number(row.get("kv_used")), _number(row.get("kv_capacity")), 10)
     mark = verdict if verdict == "well" else f"!{verdict}"
-    return (
-        f"{_truncate(str(row.get('name')), 15):<16}{layers:<9}{mark:<10}{row.get('steered') or '':<9}{memory:>10}  {kv}"
-    )
+    by_hand = f"{row.get('steered') or '':<9}" if has_by_hand else ""
+    return f"{_truncate(str(row.get('name')), width - 1):<{width}}{layers:<9}{mark:<10}{by_hand}{memory:>10}  {kv}"
 
 
 def _render_request(row: Row) -> str:

@@ -54,6 +54,9 @@ def choose_dtype(name: str, stored: str, device: torch.device) -> str:
         return stored if linears.is_efficient(device, DTYPES[stored]) else "float32"
     if name not in DTYPES:
         raise ModelError(f"dtype {name!r} is not supported; use auto, {', '.join(DTYPES)}")
+    if not linears.can_compute(device, DTYPES[name]):
+        able = [each for each in DTYPES if linears.can_compute(device, DTYPES[each])]
+        raise ModelError(f"device {device} can't compute in {name}: use auto, {' or '.join(able)}")
     return name
 
 
@@ -153,6 +156,11 @@ def import_family(folder: Path) -> None:
     attention.register()
     experts.register()
     get_model_conversion_mapping(_build_model(read_config(folder)))
+
+
+def check_family(checkpoint: Checkpoint) -> None:
+    """Raise ``ModelError`` if a model of this kind can't be served. Loads no weights."""
+    ModelSkeleton.from_checkpoint(checkpoint, torch.device("cpu"), DTYPES[checkpoint.stored_dtype])
 
 
 def find_parts(model: Any) -> ModelParts:

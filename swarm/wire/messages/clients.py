@@ -153,11 +153,16 @@ class Query(Message, frozen=True):
     all: bool = False
 
 
+# Device of a worker, as in the setting worker.device; empty: the host's default.
+DeviceName = Annotated[str, msgspec.Meta(max_length=16)]
+
+
 class Join(Message, frozen=True):
     """Request by ``swarmctl`` that a host (a running ``swarm up``) start workers."""
 
     count: Annotated[int, msgspec.Meta(ge=1, le=64)]
     memory_limit: Whole | None = None
+    device: DeviceName = ""
 
 
 class StopWorker(Message, frozen=True, kw_only=True):
@@ -356,6 +361,7 @@ class StartWorkers(Message, frozen=True):
     ticket: Whole
     count: Annotated[int, msgspec.Meta(ge=1, le=64)]
     memory_limit: Whole | None = None
+    device: DeviceName = ""
 
 
 class Malformed(Message, frozen=True):

@@ -65,6 +65,10 @@ def in_a_loop(restarts: int, sub: str, *, is_users: bool = False) -> dict[str, o
     return {"units": (SystemdUnit("swarm-worker@a.service", "activating", sub, restarts, is_users),)}
 
 
+def too_large(error: str) -> dict[str, object]:
+    return {"model": ModelFacts("llama", 30 * GIB), "outlook": SpeedEstimate(error=error, is_short=True)}
+
+
 def wrong(**changes: object) -> list[Finding]:
     return [each for each in make_findings(replace(SOUND, **changes)) if each.level != "ok"]  # type: ignore[arg-type]
 
@@ -101,8 +105,9 @@ def test_a_sound_machine() -> None:
         ({"ports": (Port(5700, "a", False, "nc (process 7)"),)}, "port", "note", "by nc (process 7)", "stop"),
         ({"clock_is_set": False}, "clock", "note", "not synchronised", "time service"),
         ({"model": ModelFacts("llama", error="there is no directory llama")}, "model", "trouble", "no directory", "another"),
+        ({"model": ModelFacts("x", 99 * GIB, "X can't be cut", is_refused=True)}, "model", "trouble", "can't be cut", "another one"),
         ({"model": ModelFacts("llama", 30 * GIB)}, "model", "note", "more than is available here (24.0 GiB)", "invite"),
-        ({"outlook": SpeedEstimate(error="200 MiB more")}, "outlook", "trouble", "waits for 200 MiB more", "memory"),
+        (too_large("it waits for 9 GiB more"), "outlook", "trouble", "no plan: it waits for 9 GiB more", "free memory"),
         ({"keys_wrong": ("others may read k",)}, "keys", "trouble", "others may read k", "swarmctl keys rotate"),
         ({"reach": BrokerConnectivity("tcp://b", error="nobody", remedy="a wall?")}, "broker", "trouble", "nobody", "a wall?"),
         ({"reach": BrokerConnectivity("tcp://b", "0.2.0", 0.001, 1e6, True)}, "broker", "trouble", "large ones get lost", "MTU"),
@@ -322,6 +327,44 @@ def few_descriptors(number: int) -> Iterator[None]:
 def test_few_descriptors() -> None:
     with few_descriptors(900):
         assert asked.descriptors() == 900
+
+
+def test_ports_of_the_users_own_swarm_are_one_note() -> None:
+    own = tuple(Port(number, "the broker's", False, "python (process 7)", True) for number in (5700, 5701, 8000))
+    note = one(ports=own)
+    assert (note.level, note.remedy) == ("note", "")
+    assert note.text.startswith("5700, 5701, 8000 in use by your running swarm")
+    both = wrong(ports=(*own, Port(8001, "a", False, "nc (process 9)")))
+    assert [each.text.partition(" ")[0] for each in both] == ["5700,", "8001"]
+
+
+@pytest.mark.parametrize(
+    ("command", "is_ours"),
+    [
+        (["/opt/swarm/bin/python", "-P", "-m", "swarm", "broker", "--url", "tcp://127.0.0.1:5700"], True),
+        (["/opt/swarm/bin/python", "/opt/swarm/bin/swarm", "up"], True),
+        (["swarm --log-level info broker"], True),
+        (["nc", "-l", "5700"], False),
+        (["/usr/bin/docker", "node", "ls", "swarm"], False),
+        ([], False),
+    ],
+)
+def test_a_process_of_a_swarm_is_known_by_its_command(command: list[str], is_ours: bool) -> None:
+    assert asked.is_swarm(command) is is_ours
+
+
+def test_a_refused_family_is_known_without_its_weights(tmp_path: Path) -> None:
+    """Memory would not help: the model's finding says so, and there is no outlook."""
+    folder = tmp_path / "mamba"
+    shutil.copytree(model_path(), folder)
+    config = json.loads((folder / "config.json").read_bytes())
+    (folder / "config.json").write_text(json.dumps(config | {"layer_types": ["linear_attention"] * 8}))
+    found = asked.inspect_model(str(folder))
+    assert found is not None
+    assert found.is_refused
+    [finding] = wrong(model=replace(found, weight_bytes=99 * GIB))
+    assert "layers of type linear_attention keep a state that is not supported" in finding.text
+    assert "memory" not in finding.remedy
 
 
 def test_a_damaged_model(tmp_path: Path) -> None:

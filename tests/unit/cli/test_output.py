@@ -12,12 +12,8 @@ from typing import Any
 
 import pytest
 import typer
-from rich import box
-from rich.console import Group
-from rich.table import Table
 
 from swarm.cli.output import ConsoleProgress, JsonProgress, format_bytes, run_app
-from swarm.cli.screen import TableConsole
 from swarm.errors import ConfigError, InvalidRequest, Unavailable
 
 ROOT = Path(__file__).parents[3]
@@ -257,19 +253,3 @@ def test_progress_goes_on_without_its_audience() -> None:
     progress = ConsoleProgress(Broken())
     progress.print_line("one")
     progress.set_status("two")
-
-
-@pytest.mark.parametrize("is_dense", [False, True])
-@pytest.mark.parametrize("width", [20, 40, 80])
-def test_a_window_too_narrow_for_a_table_breaks_no_word(width: int, is_dense: bool) -> None:
-    """An id can be copied, and a column's name be read: the table is wider than the window, where it must. Text is
-    folded at its width."""
-    request = "f85facadb8fbc556afba6b3086adf086"
-    table = Table("worker", "request", "deadline", "at most", box=box.SIMPLE, collapse_padding=is_dense)
-    table.add_row("w0", request, "no", "333 MiB of 5.3 GiB")
-    shown = io.StringIO()
-    TableConsole(file=shown, width=width).print(Group(table, "·" + " a text of words, longer than the window is" * 3))
-    drawn, folded = shown.getvalue().split("·")
-    assert {"worker", "request", request, "deadline", "333", "MiB"} <= set(drawn.split())
-    assert max(map(len, drawn.splitlines())) <= max(width, 75)
-    assert max(map(len, folded.splitlines())) <= width

@@ -229,15 +229,15 @@ def test_a_process_that_could_not_start_while_stopping_is_no_reason_to_wait() ->
 
 
 def test_more_workers_get_new_names() -> None:
-    """Names go on where they stopped and are never used twice; the memory limit sticks to the worker over restarts."""
+    """Names go on where they stopped and are never used twice; memory limit and device stay the same over restarts."""
     supervisor = begun(2)
     supervisor.handle(ChildExited("w1", 0), 1.0)
-    assert supervisor.handle(WorkersRequested(7, 2, 1 << 30), 2.0) == [
-        StartChild("w2", 1 << 30),
-        StartChild("w3", 1 << 30),
+    assert supervisor.handle(WorkersRequested(7, 2, 1 << 30, "cuda:1"), 2.0) == [
+        StartChild("w2", 1 << 30, "cuda:1"),
+        StartChild("w3", 1 << 30, "cuda:1"),
     ]
     supervisor.handle(ChildExited("w2", -9), 3.0)
-    assert supervisor.handle(SupervisorTick(), 4.0) == [StartChild("w2", 1 << 30)]
+    assert supervisor.handle(SupervisorTick(), 4.0) == [StartChild("w2", 1 << 30, "cuda:1")]
 
 
 def test_whoever_asks_is_answered_when_the_workers_have_joined() -> None:

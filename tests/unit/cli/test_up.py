@@ -156,6 +156,9 @@ def test_children_get_what_is_peculiar_to_them(tmp_path: Path) -> None:
     assert f"worker --url tcp://127.0.0.1:6100 --model {tmp_path} --name w0 --device cpu --dtype float32" in worker
     assert "--threads 3 --memory-limit 1000" in worker
     assert "--memory-limit 77" in " ".join(commands("w1", 77))
+    on_gpu = " ".join(commands("w2", None, "cuda:1"))
+    assert "--device cuda:1" in on_gpu
+    assert "--memory-limit" not in on_gpu  # the common one is a share of the machine's memory
 
 
 def test_several_models_have_a_swarm_each_and_one_gateway(tmp_path: Path) -> None:

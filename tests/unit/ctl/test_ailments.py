@@ -92,7 +92,7 @@ def test_a_swarm_that_is_well() -> None:
         ({"worker": {"round_trip_s": 0.12}}, "w0", "note", "broker: 120 ms there and back", "nearer"),
         ({"worker": {"bytes_per_s": 40_000.0}}, "w0", "note", "39.1 KiB a second", "MTU"),
         ({"stage": {"seen_s": 0.014}}, "predicted", "note", "10 ms a step, took 14: 40% slower", "what else uses"),
-        ({"stage": {"seen_s": 0.006}}, "predicted", "note", "10 ms a step, took 6: 40% quicker", "nothing to do"),
+        ({"stage": {"seen_s": 0.006}}, "predicted", "note", "10 ms a step, took 6: 40% faster", "nothing to do"),
     ],
 )
 def test_each_ailment_has_its_remedy(changes: dict[str, Json], about: str, level: str, says: str, remedy: str) -> None:
@@ -303,6 +303,30 @@ def test_clocks_of_machines_are_told() -> None:
     assert "time service" in told[0].remedy
     right = [each for each in diagnose(Reports(STATUS, {"workers": rows[::3]}, {})) if each.about == "clock"]
     assert [(each.level, each.text) for each in right] == [("ok", "all machines within 12 ms")]
+
+
+def test_a_finding_is_reported_once() -> None:
+    """A slow worker is not also a wrong prediction, what makes it removed is not counted again, and a connection with
+    two faults, or workers held back that the whole swarm waits for, have one finding."""
+
+    def ill(status: Json | None = None, worker: Json | None = None, stage: Json | None = None) -> list[str]:
+        return [each.about for each in found(status, worker, stage) if each.level != "ok"]
+
+    assert ill(worker={"verdict": "slow", "evidence": "3 x"}, stage={"seen_s": 0.03}) == ["w0"]
+    assert ill(worker={"verdict": "slow", "evidence": "3 x"}, stage={"seen_s": 0.003}) == ["w0", "predicted"]
+    assert ill(worker={"verdict": "lied", "evidence": "not finite", "lies": 2}) == ["w0"]
+    assert ill(worker={"verdict": "failed", "evidence": "2 steps", "faults": 2}) == ["w0"]
+    assert ill(worker={"round_trip_s": 0.12, "bytes_per_s": 4e4}) == ["w0"]
+    assert [each.about for each in ways((0.12, 4e4, False))] == ["way"]
+    assert list(told(DRAINED, CORDONED)) == ["spare"]
+    assert list(told(DRAINED, DRAINED, status={"state": "waiting", "waits_for": "a worker"})) == ["serving"]
+    [w1] = [each.text for each in diagnose(held_back()) if each.about == "w1"]
+    assert w1.startswith("well, with no layers, drained by hand")
+
+
+def held_back() -> Reports:
+    rows: list[Json] = [{**WORKER, **CORDONED}, {**WORKER, "name": "w1", **DRAINED}]
+    return Reports(STATUS, {"workers": rows}, {})
 
 
 def test_a_few_steps_say_nothing_of_predictions() -> None:

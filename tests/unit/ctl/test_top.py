@@ -47,9 +47,9 @@ def test_a_screen_of_80_by_24() -> None:
         "tokens/s 12.5  running 0  queued 2  recoveries 3, one under way",
         "KV ██████████░░░░░░░░░░ 512 of 1,024 positions",
         "[w0 0–3] → [w1 4–7]",
-        "  worker          layers   verdict   by hand      memory  KV",
-        "  w0              0–3      well                      0 B  █████░░░░░",
-        "> w1              4–7      !slow                 2.0 MiB  ░░░░░░░░░░",
+        "  worker          layers   verdict       memory  KV",
+        "  w0              0–3      well             0 B  █████░░░░░",
+        "> w1              4–7      !slow        2.0 MiB  ░░░░░░░░░░",
         "  request                           state          tokens  tenant",
         "  r1                                running         3 / 9",
         "",
@@ -65,6 +65,14 @@ def test_nothing_leaves_the_screen(columns: int, lines: int) -> None:
     assert len(found) <= lines
     assert all(len(line) <= columns for line in found)
     assert all(line.isprintable() for line in found)
+
+
+def test_a_long_name_is_whole_if_the_screen_has_room() -> None:
+    name = "build-server-07.rack3.example-w0"
+    worker: Json = {"name": name, "state": "member", "layers": [0, 4], "verdict": "well", "resident_bytes": 2 << 30}
+    data = TopData({}, {"workers": [worker]}, {}, {})
+    assert name in " ".join(drawn(data)).split()
+    assert all("…" not in line for line in drawn(data))
 
 
 def test_what_is_chosen_is_seen() -> None:

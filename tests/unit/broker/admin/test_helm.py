@@ -92,7 +92,7 @@ def test_who_stays_excluded_is_not_called_free(make_bench) -> None:
     by_hand, by_setting = steer(bench, "uncordon", "w1"), steer(bench, "uncordon", "w2")
     assert (by_hand["state"], by_setting["state"]) == ("excluded", "excluded")
     assert by_hand["note"] == (
-        "it is not cordoned any more, but it is excluded by hand (swarmctl plan --apply takes that back)"
+        "it is not cordoned any more, but it is excluded by hand (swarmctl plan --apply restores the settings)"
     )
     assert "excluded by the settings (plan.exclude)" in str(by_setting["note"])
     nodes = bench.ask(Query(what="nodes")).body["workers"]
@@ -176,7 +176,7 @@ def test_a_plan_by_hand_is_told_with_the_words_just_given(serving: Bench, dry_ru
         serving.tick(1.0)
         return [text for text in body["why"] if text.startswith("by hand: ")], "lasts" in body  # type: ignore[attr-defined]
 
-    back = "swarmctl plan --apply goes back to the settings"
+    back = "swarmctl plan --apply restores the settings"
     assert told(PlanOverrides(caps=(Cap("w1", 5),))) == ([f"by hand: w1 has at most 5 of them; {back}"], not dry_run)
     assert told(PlanOverrides(exclude=("w1",))) == ([f"by hand: w1 is excluded; {back}"], not dry_run)
     assert told(PlanOverrides()) == ([], False)
@@ -207,8 +207,8 @@ def test_what_was_laid_down_is_told_while_there_is_no_plan(serving: Bench) -> No
     body = serving.ask(Query(what="plan")).body
     assert (body["state"], body["stages"]) == ("waiting", [])
     assert body["why"] == [
-        "by hand: w1 is excluded; swarmctl plan --apply goes back to the settings",
-        "by hand: w1 is cordoned; swarmctl uncordon takes that back",
+        "by hand: w1 is excluded; swarmctl plan --apply restores the settings",
+        "by hand: w1 is cordoned; swarmctl uncordon reverses it",
     ]
 
 
@@ -314,11 +314,11 @@ def test_who_is_left_out_is_told_by_whose_word(serving: Bench) -> None:
 
     steer(serving, "drain", "w1")
     serving.tick(1.0)
-    assert left_out() == {"w1": "it is drained (swarmctl uncordon lets it have layers again)"}
+    assert left_out() == {"w1": "it is drained (swarmctl uncordon allows it to get layers again)"}
     steer(serving, "uncordon", "w1")
     steer(serving, "plan", by_hand=PlanOverrides(exclude=("w1",)))
     serving.tick(1.0)
-    assert left_out() == {"w1": "it is excluded by hand (swarmctl plan --apply takes that back)"}
+    assert left_out() == {"w1": "it is excluded by hand (swarmctl plan --apply restores the settings)"}
 
 
 def test_who_finds_all_layers_kept_is_told_by_whom(make_bench) -> None:
@@ -327,7 +327,7 @@ def test_who_finds_all_layers_kept_is_told_by_whom(make_bench) -> None:
     bench.join("w1")
     bench.tick(1.0)
     found = bench.ask(Query(what="plan")).body["forecast"]["left_out"]  # type: ignore[index]
-    why = "no layers are left for it: w0 keeps layers 0–5, being pinned or cordoned"
+    why = "no layers are left for it: w0 keeps layers 0–5 (pinned or cordoned)"
     assert found == [{"worker": "w1", "why": why}]
 
 

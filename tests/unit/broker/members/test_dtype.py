@@ -66,12 +66,15 @@ def test_an_older_worker_is_refused_in_words(bench: Bench) -> None:
     assert (denied.dtype, denied.reason[:31]) == ("", "this swarm computes in bfloat16")
 
 
-def test_float16_can_t_be_set(bench: Bench) -> None:
-    """It comes with the files of a model, on devices that are quick at it; no setting asks for it."""
+def test_float16_needs_a_gpu(bench: Bench) -> None:
+    """A CPU, which does not compute in it, is not advised to."""
     knock(bench, "w0", "float16")
     denied = knock(bench, "w1", "float32", "float32")
     assert isinstance(denied, Denied)
-    assert denied.reason.endswith('in float32: start all workers with worker.dtype = "float32", which every device can')
+    assert denied.reason.endswith(
+        'set worker.dtype = "float16" there (on a GPU), or start all workers with '
+        'worker.dtype = "float32", which every device can'
+    )
 
 
 @pytest.mark.parametrize("setting", ["auto", "bfloat16"])

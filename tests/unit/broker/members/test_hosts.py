@@ -27,8 +27,8 @@ def test_join_goes_to_the_host_and_its_answer_to_the_asker() -> None:
     """One ticket, one order, one answer."""
     some, out = hosts()
     some.on_hello(b"host", HostHello(host="here", pid=1))
-    some.join(ASKER, Join(count=2, memory_limit=5))
-    assert taken(out) == [SendToClient(b"host", StartWorkers(ticket=1, count=2, memory_limit=5))]
+    some.join(ASKER, Join(count=2, memory_limit=5, device="cuda:1"))
+    assert taken(out) == [SendToClient(b"host", StartWorkers(ticket=1, count=2, memory_limit=5, device="cuda:1"))]
     some.on_done(HostDone(ticket=1, started=("w3", "w4")))
     assert taken(out) == [SendToClient(ASKER, Report(what="join", ok=True, body={"started": ["w3", "w4"]}))]
     # The same answer again is nobody's.
@@ -60,9 +60,11 @@ def test_a_host_that_is_gone_is_not_asked(serving: Bench) -> None:
     """Through the core: its connection is lost, so there is no host any more."""
     serving.say(HostHello(host="here", pid=1), b"host")
     serving.feed(ClientUnreachable(b"host"))
-    (action,) = serving.say(Join(count=1), ASKER)
+    (action,) = serving.say(Join(count=1, memory_limit=1 << 30, device="cuda"), ASKER)
     assert isinstance(action, SendToClient)
     assert action.client == ASKER
+    assert isinstance(action.message, Report)
+    assert "run `swarm worker --device cuda --memory-limit 1073741824` on this machine" in str(action.message.body)
 
 
 def test_a_host_that_dies_while_it_is_asked_leaves_nobody_waiting() -> None:

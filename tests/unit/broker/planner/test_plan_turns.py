@@ -103,7 +103,7 @@ def test_a_newcomer_is_not_promised_what_only_more_sequences_would_get(make_benc
     (told,) = [
         text for text in why_of(bench) if text.startswith("one more worker like w0, on a machine of its own, would")
     ]
-    assert f"quicker for {more['sequences']} sequences at a time, which take" in told
+    assert f"faster for {more['sequences']} sequences at a time, which take" in told
 
 
 def test_a_way_over_machines_is_looked_at_though_one_machine_s_stages_are_as_quick(

@@ -186,7 +186,7 @@ def test_predicted_and_achieved_gain_are_shown() -> None:
     assert move["measured"]["sequences"] == 1
     assert 0 <= move["measured"]["reached_s"] <= bench.now - joined_at
     (text,) = [line for line in plan_of(bench)["why"] if line.startswith("changed")]
-    assert "predicted 44% quicker, measured 40% quicker with 1 sequence" in text
+    assert "predicted 44% faster, measured 40% faster with 1 sequence" in text
 
 
 def test_what_was_achieved_stays_when_the_plan_ends() -> None:

@@ -333,8 +333,8 @@ def test_who_makes_it_slower_is_named(make_bench: Callable[..., Bench]) -> None:
     join(bench, "tiny", 0.001, memory_bytes=60 * MIB)
     bench.tick()
     why = why_of(bench)
-    assert "snail is left out: it would make the step slower: 100 ms instead of 8 ms" in why
-    assert any(text.startswith("tiny is left out: 5 MiB of memory are missing for even one layer") for text in why)
+    assert "snail is left out: a step would be slower with it: 100 ms instead of 8 ms" in why
+    assert any(text.startswith("tiny is left out: it lacks 5 MiB of memory for a single layer") for text in why)
 
 
 def test_suppositions_change_nothing(make_bench: Callable[..., Bench]) -> None:

@@ -32,7 +32,7 @@ def test_plurals_and_equals() -> None:
     assert told[0].startswith(
         "objective throughput: for 1 sequence of 1 position that decodes in each of 2 steps in flight, with 1 "
     )
-    assert told[1] == "a takes longest, 1 s for layer 0; the next as long"
+    assert told[1] == "the slowest stage is a, 1 s for layer 0; the next one takes the same time"
     assert words(devices, line, PlannedLoad(2, 9, 0.5))[0].startswith(
         "objective throughput: for 2 sequences of 9 positions that decode together in each of 2 steps in flight, with "
     )
@@ -42,10 +42,10 @@ def test_much_quicker_is_told_as_a_multiple() -> None:
     """Up to twice as quick in percent, then as a factor."""
     devices = (device("a"), device("b", layer_s=8.0))
     line = (LayerShare(0, LayerRange(0, 5)), LayerShare(1, LayerRange(5, 6)))
-    assert "even shares would take 24 s: this is 3.0 × as quick" in words(devices, line)
+    assert "with even shares a step would take 24 s: this plan is 3.0 × as fast" in words(devices, line)
     line = (LayerShare(0, LayerRange(0, 4)), LayerShare(1, LayerRange(4, 6)))
     told = words((device("a"), device("b", layer_s=2.0)), line)
-    assert "even shares would take 6 s: this is 50% quicker" in told
+    assert "with even shares a step would take 6 s: this plan is 50% faster" in told
 
 
 def test_one_sentence_for_all_with_the_same_reason() -> None:
@@ -53,14 +53,14 @@ def test_one_sentence_for_all_with_the_same_reason() -> None:
     told = [text for text in words(devices, (LayerShare(0, LayerRange(0, 2)),)) if "left out" in text]
     first = ", ".join(f"w{i}" for i in range(1, MAX_NAMED))
     assert told == [
-        f"{first} and {MANY - MAX_NAMED} more are left out, each because: the step would not be quicker with it"
+        f"{first} and {MANY - MAX_NAMED} more are left out, for the same reason: a step would not be faster with it"
     ]
 
 
 def test_as_long_is_not_told_as_a_difference() -> None:
     """Two figures that read alike are not set against each other."""
     told = words((device("a"), device("b")), (LayerShare(0, LayerRange(0, 1)),))
-    assert told[-1] == "b is left out: the step would take as long with it: 1 s"
+    assert told[-1] == "b is left out: a step would take the same time with it: 1 s"
 
 
 def test_nobody_searches_for_words_while_a_plan_is_waited_for(
@@ -74,7 +74,7 @@ def test_nobody_searches_for_words_while_a_plan_is_waited_for(
     bench.tick()
     bench.say(submit())
     (why,) = [text for text in why_of(bench) if "left out" in text]
-    assert why.startswith("snail is left out: it would make the step slower")
+    assert why.startswith("snail is left out: a step would be slower with it")
     with monkeypatch.context() as patched:
         patched.setattr(explain, "solve", no_search)
         patched.setattr(solve, "solve", no_search)
@@ -100,4 +100,4 @@ def test_the_reason_is_the_same_whoever_asks(make_bench: Callable[..., Bench], h
     answer = bench.ask(Query(what="plan", suppose=PlanWhatIf()))
     why = [text for text in plan_of(bench)["why"] if "left out" in text]  # type: ignore[attr-defined]
     assert why == [text for text in answer.body["why"] if "left out" in text]  # type: ignore[attr-defined]
-    assert any(text.startswith("snail is left out: it would make the step slower: 100 ms instead of") for text in why)
+    assert any(text.startswith("snail is left out: a step would be slower with it: 100 ms instead of") for text in why)

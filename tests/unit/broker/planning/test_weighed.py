@@ -20,7 +20,7 @@ def others(bench: Bench) -> list[dict[str, object]]:
 
 
 def weighed(bench: Bench) -> list[str]:
-    return [text for text in why_of(bench) if text.startswith("compared with")]
+    return [text for text in why_of(bench) if text.startswith("alternative, ")]
 
 
 def test_even_shares_in_turns_stay_though_one_alone_is_quicker(make_bench: Callable[..., Bench]) -> None:
@@ -36,7 +36,7 @@ def test_even_shares_in_turns_stay_though_one_alone_is_quicker(make_bench: Calla
     assert other["now_step_s"] == S(0.012 + STEP_S + 2 * HOP_S, rel=1e-3)
     assert other["why"] == TAKES_TURNS_REASON
     assert weighed(bench) == [
-        f"compared with all layers with w0 alone, 14 ms a step instead of 15.2 ms: {TAKES_TURNS_REASON}"
+        f"alternative, all layers on w0: 14 ms a step, this plan takes 15.2 ms; {TAKES_TURNS_REASON}"
     ]
 
 
@@ -53,7 +53,7 @@ def test_a_plan_stays_where_another_gains_less_than_the_margin(make_bench: Calla
     (other,) = others(bench)
     assert {name: stop - first for name, (first, stop) in other["shares"].items()} == {first.name: 4, second.name: 2}  # type: ignore[attr-defined]
     assert (other["step_s"], other["now_step_s"]) == (S(0.040), S(0.042))
-    assert str(other["why"]).startswith("5% quicker, and layers are moved only for more than 10% (plan.margin;")
+    assert str(other["why"]).startswith("it is 5% faster, and layers move only for more than 10% (plan.margin), ")
 
 
 def test_a_plan_stays_where_another_is_as_good(make_bench: Callable[..., Bench]) -> None:
@@ -79,7 +79,7 @@ def test_the_quickest_plan_is_told_beside_the_best_with_a_worker_less(make_bench
     bench.tick()
     (other,) = others(bench)
     assert other["shares"] == {"quick": [0, 6]}
-    assert (other["step_s"], other["why"]) == (S(0.060 + STEP_S), "this one is 50% quicker")
+    assert (other["step_s"], other["why"]) == (S(0.060 + STEP_S), "this plan is 50% faster")
 
 
 def test_one_worker_alone_is_weighed_against_nothing(make_bench: Callable[..., Bench]) -> None:
@@ -100,9 +100,9 @@ def test_a_dry_run_says_why_things_would_stay(make_bench: Callable[..., Bench]) 
     assert lengths(bench) == {"w0": 6}
     answer = bench.ask(Query(what="plan", suppose=PlanWhatIf())).body
     assert answer["state"] == "would stay as it is"
-    told = [text for text in answer["why"] if text.startswith("compared with")]  # type: ignore[attr-defined]
+    told = [text for text in answer["why"] if text.startswith("alternative, ")]  # type: ignore[attr-defined]
     assert told == weighed(bench)
-    assert "layers are moved only for more than 500% (plan.margin;" in told[0]
+    assert "layers move only for more than 500% (plan.margin), or by" in told[0]
 
 
 def test_a_plan_by_hand_says_so_and_what_it_would_be_otherwise(make_bench: Callable[..., Bench]) -> None:
@@ -118,12 +118,12 @@ def test_a_plan_by_hand_says_so_and_what_it_would_be_otherwise(make_bench: Calla
     assert ranges(bench) == {"w0": LayerRange(0, 2), "w1": LayerRange(2, 6)}
     why = why_of(bench)
     assert why[:2] == [
-        "by hand: w1 is pinned to layers 2–5; swarmctl plan --apply goes back to the settings",
-        "by hand: w0 is cordoned; swarmctl uncordon takes that back",
+        "by hand: w1 is pinned to layers 2–5; swarmctl plan --apply restores the settings",
+        "by hand: w0 is cordoned; swarmctl uncordon reverses it",
     ]
     bench.ask(PlanCommand(verb="uncordon", worker="w0"))
     assert others(bench)[-1]["shares"] == {"w0": [0, 3], "w1": [3, 6]}
-    assert "28% quicker, but this one is by hand" in str(others(bench)[-1]["why"])
+    assert "28% faster, but this plan is set by hand" in str(others(bench)[-1]["why"])
     bench.ask(PlanCommand(verb="plan"))
     bench.tick(1.0)
     assert not [text for text in why_of(bench) if "by hand" in text]
@@ -139,4 +139,4 @@ def test_a_supposed_plan_is_not_weighed_against_itself(make_bench: Callable[...,
     (other,) = supposed["forecast"]["others"]  # type: ignore[index]
     assert len(supposed["stages"]) == 3  # type: ignore[arg-type]
     assert len(other["shares"]) == 2
-    assert other["why"] == "this one is 49% quicker"
+    assert other["why"] == "this plan is 49% faster"

@@ -1058,11 +1058,11 @@ def test_the_plan_explains_itself(serving: Bench) -> None:
         "objective throughput: for 8 sequences of 512 positions that decode together in each of 2 steps in flight, "
         "with 1 position of prompt per token, a step is 8.6 ms in transit through all stages, so 2 in flight take "
         "4.3 ms a step: 1860 tokens/s",
-        "w0 takes longest, 3 ms for layers 0–2; the next as long",
-        "compared with all layers with w1 alone, 8 ms a step instead of 4.3 ms: this one is 86% quicker",
+        "the slowest stage is w0, 3 ms for layers 0–2; the next one takes the same time",
+        "alternative, all layers on w1: 8 ms a step, this plan takes 4.3 ms; this plan is 86% faster",
         "w0 keeps layers 3–5 warm in case their holder dies: 4.0 MiB (plan.standby)",
         "w1 keeps layers 0–2 warm in case their holder dies: 4.0 MiB (plan.standby)",
-        "one more worker like w0, on a machine of its own, would give no quicker step",
+        "one more worker like w0, on a machine of its own, would give no faster step",
     ]
 
 
