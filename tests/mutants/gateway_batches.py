@@ -48,12 +48,12 @@ MUTANTS = (
         caught_by=f"{_RUNNER}::test_a_line_keeps_its_place_until_its_answer_is_on_the_disk",
     ),
     Mutant(
-        name="batch-file-of-another-tenant",
+        name="batch-file-of-another-owner",
         breaks="A key reads the files of another one.",
         target="swarm.gateway.batches.store:BatchStore.file",
-        old='f"SELECT {_FILE_COLUMNS} FROM files WHERE id = ? AND tenant = ? AND is_whole", (file_id, tenant)',
+        old='f"SELECT {_FILE_COLUMNS} FROM files WHERE id = ? AND owner = ? AND is_whole", (file_id, owner)',
         new='f"SELECT {_FILE_COLUMNS} FROM files WHERE id = ? AND is_whole", (file_id,)',
-        caught_by=f"{_STORE}::test_a_tenant_finds_only_its_own",
+        caught_by=f"{_STORE}::test_an_owner_finds_only_its_own",
     ),
     Mutant(
         name="batch-cancellation-overtaken-by-the-end",
