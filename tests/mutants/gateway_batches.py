@@ -56,6 +56,22 @@ MUTANTS = (
         caught_by=f"{_STORE}::test_an_owner_finds_only_its_own",
     ),
     Mutant(
+        name="batch-owned-by-a-name",
+        breaks="A new key with the name of a revoked one gets its files.",
+        target="swarm.gateway.middleware.auth:_caller_of",
+        old="return Caller(key.name, key.limits.max_priority, key.admin, frozenset(key.models), key.id)",
+        new="return Caller(key.name, key.limits.max_priority, key.admin, frozenset(key.models), key.name)",
+        caught_by=f"{_HTTP}::test_files_belong_to_a_key_and_not_to_its_name",
+    ),
+    Mutant(
+        name="batch-vectors-with-another-seed",
+        breaks="A line of embeddings is another request after a restart.",
+        target="swarm.gateway.routes.vectors:_VectorJob.__init__",
+        old="params = msgspec.structs.replace(params, seed=identity.seed)",
+        new="pass",
+        caught_by=f"{_HTTP}::test_a_restarted_gateway_submits_the_same_requests",
+    ),
+    Mutant(
         name="batch-cancellation-overtaken-by-the-end",
         breaks="A batch whose cancellation was acknowledged ends as completed.",
         target="swarm.gateway.batches.store:BatchStore.write",

@@ -9,6 +9,7 @@ from typing import Any
 
 from swarm.gateway.errors import ApiError, invalid_field
 
+PAGE_BYTES = 1 << 20  # bytes of lines that are stored or read at a time
 MAX_METADATA = 16  # pairs
 MAX_WINDOW_S = 30 * 86_400
 MIN_AGE_S, MAX_AGE_S = 3600, 30 * 86_400  # seconds after which a caller may let a file expire

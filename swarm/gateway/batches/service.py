@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from starlette.types import ASGIApp
 
+from swarm.gateway.batches.database import StoreFailed
 from swarm.gateway.batches.line_request import (
     Line,
     LineResponse,
@@ -36,7 +37,7 @@ from swarm.gateway.batches.runner import (
     Write,
     Written,
 )
-from swarm.gateway.batches.store import BatchStore, StoreConflict, StoreFailed, StoreFull, TooManyBatches
+from swarm.gateway.batches.store import BatchStore, StoreConflict, StoreFull, TooManyBatches
 from swarm.gateway.batches.upload import Upload
 from swarm.gateway.errors import ApiError, invalid_field
 from swarm.log import get_logger

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 from swarm.gateway.batches.lines import LineSplitter, LineTooLong
 from swarm.gateway.batches.multipart import MultipartParser, PartBegan, PartData, PartEvent
-from swarm.gateway.batches.objects import parse_max_age
+from swarm.gateway.batches.objects import PAGE_BYTES, parse_max_age
 from swarm.gateway.errors import ApiError, invalid_field
 
 MAX_LINES = 1 << 20  # lines of a file, including blank ones
 MAX_NAME = 255  # characters of a file's name
-PAGE_BYTES = 1 << 20
-PAGE_LINES = 4096
+PAGE_LINES = 4096  # lines that are stored at a time
 _MAX_FIELD = 1024  # bytes of a plain field
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 _FIELDS = {"purpose", "file", _ANCHOR, _SECONDS}

@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 
 from swarm.gateway.batches import store as store_module
-from swarm.gateway.batches.objects import Answer, BatchRecord, BatchStatus, NewBatch
+from swarm.gateway.batches.database import StoreFailed
+from swarm.gateway.batches.objects import PAGE_BYTES, Answer, BatchRecord, BatchStatus, NewBatch
 from swarm.gateway.batches.runner import BatchChecked, Move, Write
 from swarm.gateway.batches.store import (
     MAX_UNFINISHED,
-    PAGE_BYTES,
     BatchStore,
     StoreConflict,
-    StoreFailed,
     StoreFull,
     TooManyBatches,
 )
