@@ -342,7 +342,7 @@ class BrokerNode:
     def _perform_elsewhere(self, action: broker_act.Solve | broker_act.AskDraft) -> None:
         """Pass work to another process of the broker."""
         if isinstance(action, broker_act.Solve):
-            self._feed_later(SOLVE_S, broker_event.Solved(action.number, answer_query(action.question)))
+            self._feed_later(SOLVE_S, broker_event.Solved(action.number, answer_query(action.query)))
         elif self._draft is not None:
             self._draft.ask(action.request)
 

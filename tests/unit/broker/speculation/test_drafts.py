@@ -321,7 +321,7 @@ def test_tokens_of_another_position_are_not_proposed(swarm: DraftBench, shift: i
     request = swarm.take()
     drafted = DraftedTokens(1, 4 + shift, tuple(ANSWER[1 + shift : 5]), (-0.1,) * (4 - shift))
     (step,) = steps(swarm.bench.feed(DraftMessageReceived(Proposals(request.number, (drafted,)))))
-    assert (step.tokens, step.proposed) == ((40,), None)
+    assert (step.tokens, step.proposed or ()) == ((40,), ())
 
 
 def test_what_an_answer_has_overtaken_is_not_proposed(swarm: DraftBench) -> None:
@@ -330,8 +330,8 @@ def test_what_an_answer_has_overtaken_is_not_proposed(swarm: DraftBench) -> None
     request = swarm.take()
     swarm.expire()
     swarm.answer(request, wrong)
-    (step,) = steps(swarm.finish())
-    assert (step.tokens, step.proposed) == ((41,), None)
+    swarm.finish()
+    assert swarm.drafts.propose(swarm.bench.sequence(), 4) == ()
 
 
 def test_tokens_that_the_swarms_model_lacks_are_not_proposed(swarm: DraftBench) -> None:
