@@ -1,7 +1,8 @@
 """API keys and their limits. Pure, except for random secrets.
 
 A key is written ``sk-swarm-ID-SECRET``. The id is not secret: it selects the record, whose hash is then compared in
-constant time.
+constant time. It is the identity to which files and batches belong: a rotated key keeps it, and a new key of the same
+name has another one.
 """
 
 from __future__ import annotations
@@ -69,15 +70,22 @@ _NO_KEY = ApiKey("", "", "00" * 16, "0" * 2 * _HASH_BYTES, "")
 
 
 def make_key(
-    name: str, limits: KeyLimits, created: str, *, admin: bool = False, models: tuple[str, ...] = ()
+    name: str,
+    limits: KeyLimits,
+    created: str,
+    *,
+    admin: bool = False,
+    models: tuple[str, ...] = (),
+    key_id: str = "",
 ) -> tuple[ApiKey, str]:
-    """Create a key: return the record to store, and the text for its owner, which is shown once. Raises ConfigError."""
+    """Create a key: return the record to store, and the text for its owner, which is shown once. ``key_id``: of the key
+    that it replaces. Raises ConfigError."""
     if not _NAME.fullmatch(name):
         raise ConfigError(f"a key's name is 1 to 64 letters, digits and . _ @ -, not {name[:80]!r}")
     if name == KEYLESS_TENANT:
         raise ConfigError(f"the name {name!r} stands for requests without a key: choose another name")
     limits.check()
-    key_id, salt = secrets.token_hex(6), secrets.token_hex(16)
+    key_id, salt = key_id or secrets.token_hex(6), secrets.token_hex(16)
     secret = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode().rstrip("=")
     key = ApiKey(name, key_id, salt, _hash(secret, salt), created, limits, admin, models)
     return key, f"sk-swarm-{key_id}-{secret}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -338,17 +339,22 @@ class AsyncClient(AdminMixin):
         self, sources: Sequence[tuple[int, ...]], params: SamplingParams, **options: Unpack[RequestOptions]
     ) -> list[VectorAnswer]:
         """Return the vector of each prompt as the last stage computed it. A limited number of the prompts is in
-        progress at a time."""
+        progress at a time. A ``request_id`` of several prompts gets each one's place as a suffix."""
         spec = check_options(params, options)
-        if spec.request_id is not None and len(sources) != 1:
-            raise InvalidRequest("a request_id can name only one request, not a batch", code="request_id")
         done: dict[int, VectorAnswer] = {}
+        streams: list[PieceStream] = []
         places = iter(range(len(sources)))
 
         async def work() -> None:
             for place in places:
-                stream = self._stream([(sources[place], spec)])
+                own = spec
+                if spec.request_id is not None and len(sources) > 1:
+                    own = dataclasses.replace(spec, request_id=f"{spec.request_id}-{place}")
+                stream = self._stream([(sources[place], own)])
+                stream.cancels = True
+                streams.append(stream)
                 await _collect(stream, 1)
+                streams.remove(stream)
                 call = stream.ended_calls[0]
                 end = call.end
                 request_id = call.submit.request_id
@@ -359,6 +365,10 @@ class AsyncClient(AdminMixin):
         tasks = [asyncio.ensure_future(work()) for _ in range(min(MAX_VECTORS_AT_ONCE, len(sources)))]
         try:
             await asyncio.gather(*tasks)
+        except ClientError:
+            for stream in streams:
+                stream.cancels = False  # detached requests run on: a repetition finds them
+            raise
         finally:
             for task in tasks:
                 task.cancel()

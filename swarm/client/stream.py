@@ -156,6 +156,7 @@ class PieceStream:
         self._calls: OpenCalls | None = None  # requests in progress; None before the first read
         self._ready: deque[tuple[int, Piece]] = deque()
         self._closed = False
+        self.cancels = False  # whether leaving cancels even detached requests, and those that were only attached to
         self.ended_calls: dict[int, RequestCall] = {}  # ended calls by their place
 
     async def __aenter__(self) -> PieceStream:
@@ -191,12 +192,12 @@ class PieceStream:
         """Cancel the requests still in progress."""
         self.close()
 
-    def close(self, *, cancel: bool = False) -> None:
+    def close(self) -> None:
         self._closed = True
         self._ready.clear()
         calls, self._calls = self._calls, {}
         for _, call in (calls or {}).values():
-            call.leave(cancel=cancel)
+            call.leave(cancel=self.cancels)
 
     def __del__(self) -> None:
         if self._calls:
@@ -275,9 +276,14 @@ class PromptStream:
         """Cancel the request if it is in progress."""
         self.close()
 
-    def close(self, *, cancel: bool = False) -> None:
-        """Stop reading. ``cancel``: cancel the request even if it is detached or was attached to."""
-        self._stream.close(cancel=cancel)
+    def cancel_when_left(self) -> None:
+        """Cancel the request whenever it is left, also by a cancelled task, even if it is detached or was attached
+        to."""
+        self._stream.cancels = True
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._stream.close()
 
 
 class BatchStream:

@@ -135,6 +135,12 @@ class BatchSettings(Section):
         description="Bytes of all stored files and answers. Beyond, uploads are refused until files are deleted; "
         "answers are always stored.",
     )
+    max_age_days: int = Field(
+        default=30,
+        ge=1,
+        le=3650,
+        description="Days after which uploads and answers of batches are deleted. Callers may ask for fewer.",
+    )
 
 
 class UpstreamSettings(Section):

@@ -259,7 +259,7 @@ def rotate(  # noqa: PLR0917 (options are parameters)
 
     def replace_key(ring: KeySet) -> KeySet:
         old = ring.get(name)
-        made.append(make_key(name, old.limits, _now(), admin=old.admin, models=old.models))
+        made.append(make_key(name, old.limits, _now(), admin=old.admin, models=old.models, key_id=old.id))
         return ring.replace(made[-1][0])
 
     update_keys(_keys_path(context, keys_file, config), replace_key)

@@ -169,6 +169,11 @@ REQUESTS = (
         "prefix_hits", "Sequences that began as a copy of another sequence's beginning", "stats.pipeline.prefix_hits"
     ),
     _counter("preemptions", "Preemptions of a sequence by another one", "stats.pipeline.preemptions"),
+    _counter(
+        "plan_evictions",
+        "Running sequences that wait again because a new plan could not keep them",
+        "stats.pipeline.plan_evictions",
+    ),
 )
 
 _PROPOSERS = ("suffix", "draft", "grammar")

@@ -33,6 +33,7 @@ class World:
         self.listener_random = Random(f"doors {seed}")
         self.kv_random = Random(f"kv {seed}")  # the same for copies of keys and values
         self.speculation_random = Random(f"guesses {seed}")  # the same for proposals
+        self.draft_random = Random(f"draft {seed}")  # the same for the draft model's process
         self.pace = pace
         self.now = 0.0
         self.num_events = 0

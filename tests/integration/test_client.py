@@ -6,7 +6,9 @@ import asyncio
 import gc
 import socket
 import threading
+from collections.abc import Coroutine
 from contextlib import aclosing
+from typing import Any
 
 import psutil
 import pytest
@@ -22,8 +24,9 @@ from swarm import (
     SamplingParams,
     Unavailable,
 )
+from swarm.client.results import VectorAnswer
 from swarm.errors import ModelError
-from swarm.wire.messages import Ack, Attach, Cancel, GetAsset, Rejected, Report, Stop, Submit
+from swarm.wire.messages import Ack, Attach, Cancel, Detach, GetAsset, Rejected, Report, Stop, Submit
 from tests.integration.fake_broker import EOS, WINDOW, FakeBroker, say
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -290,6 +293,51 @@ async def test_cancelling_the_task_cancels() -> None:
         await broker.wait_until(lambda: len(broker.heard_of(Cancel)) == 1)
         broker.allow(None)
         assert (await client.generate("x", max_tokens=1000)).finish_reason == "stop"
+
+
+@pytest.mark.parametrize("cancels", [True, False])
+async def test_a_cancelled_task_leaves_a_detached_request_as_its_stream_says(cancels: bool) -> None:
+    """Also before the first token has come: the request continues, or is cancelled for ``cancel_when_left``."""
+    async with FakeBroker(story, allowed=0) as broker, AsyncClient(broker.url) as client:
+        stream = client.stream("x", max_tokens=1000, detached=True)
+        if cancels:
+            stream.cancel_when_left()
+        task = asyncio.ensure_future(stream.take_ready())
+        await broker.wait_until(lambda: len(broker.heard_of(Submit)) == 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await broker.wait_until(lambda: len(broker.heard_of(Cancel if cancels else Detach)) == 1)
+
+
+async def test_vectors_of_one_request_id_are_found_again() -> None:
+    """Each prompt has an id that follows from its place. Detached ones continue after an error, so that a repetition
+    finds them, and are cancelled when the caller gives up."""
+
+    def refuse(submit: Submit) -> Rejected | None:
+        if submit.prompt == (2,) and len(broker.heard_of(Submit)) <= 2:
+            return Rejected(request_id=submit.request_id, code="overloaded", reason="full", retry_after_s=3.0)
+        return None
+
+    async with FakeBroker(story, refuse=refuse, allowed=0) as broker, AsyncClient(broker.url) as client:
+
+        def compute() -> Coroutine[Any, Any, list[VectorAnswer]]:
+            options = {"request_id": "e", "detached": True, "seed": 1}
+            return client.compute_vectors([(1,), (2,)], SamplingParams(vector="mean"), **options)  # type: ignore[arg-type]
+
+        with pytest.raises(Overloaded):
+            await compute()
+        await broker.wait_until(lambda: len(broker.heard_of(Detach)) == 1)
+        assert broker.heard_of(Cancel) == []
+        task = asyncio.create_task(compute())
+        await broker.wait_until(lambda: len(broker.heard_of(Submit)) == 4)
+        first, second = broker.heard_of(Submit)[:2], broker.heard_of(Submit)[2:]
+        assert first == second
+        assert [submit.request_id for submit in second] == ["e-0", "e-1"]
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await broker.wait_until(lambda: len(broker.heard_of(Cancel)) == 2)
 
 
 async def test_closing_the_client_cancels_what_is_under_way() -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 LIMIT = 320
 CHUNK = 40  # positions of a prompt in a step
+MAX_STEPS = 2000  # of a driver, so that a defect ends its test
 CAPACITY = Capacity(kv_tokens=4096, max_sequences=8, load_s=0.1, warm_up_s=0.1, resident_bytes=9)
 
 EDGE = Edge("next.1", "tcp://next")
@@ -133,6 +134,7 @@ class Driver:
 
     def __init__(self, line: StageLine, propose: Propose = propose_nothing) -> None:
         self.line, self.propose = line, propose
+        self.num_steps = 0
         self.answers: list[Answer] = []
 
     def add(self, answer: Answer) -> Answer:
@@ -145,6 +147,8 @@ class Driver:
 
     def step(self) -> None:
         """Let each sequence take one more step."""
+        self.num_steps += 1
+        assert self.num_steps <= MAX_STEPS, "the answers do not end"
         running = [answer for answer in self.answers if not answer.is_ended]
         opened = [answer for answer in running if not answer.is_open]
         for answer in opened:

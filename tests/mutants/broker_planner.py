@@ -4,6 +4,15 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        name="warm-layers-as-good-as-active-ones",
+        breaks="A departure makes all layers change hands although their workers could stay in place.",
+        target="swarm.broker.planner.solve:_secondary_cost",
+        old="moved = (loaded + _KV_WEIGHT * lacking) / (1 + _KV_WEIGHT)",
+        new="moved = loaded",
+        caught_by="tests/unit/broker/planner/test_plan_search.py"
+        "::test_among_equals_layers_stay_with_their_keys_and_values",
+    ),
+    Mutant(
         name="a-shut-way-is-planned",
         breaks="A plan over a blocked connection is accepted when there is no other plan.",
         target="swarm.broker.planner.solve:solve",

@@ -199,6 +199,15 @@ MUTANTS = (
         caught_by="tests/unit/broker/steps/test_sharing.py::test_sequences_with_nothing_behind_their_prompt_start_again",
     ),
     Mutant(
+        name="prefix-shared-with-other-tokens",
+        breaks="A sequence shares a prefix with one whose tokens differ.",
+        target="swarm.broker.recovery.kept_sequences:find_link",
+        old="if sequence.tokens[:position] != source.tokens[:position]:",
+        new="if False:",
+        caught_by="tests/unit/broker/recovery/test_kept_sequences.py"
+        "::test_sequences_whose_tokens_differ_share_no_prefix",
+    ),
+    Mutant(
         name="prefix-mapped-before-it-is-rebuilt",
         breaks="Sequences do not wait until the layers of their source are rebuilt.",
         target="swarm.broker.state.shared_prefixes:PlanPrefixes.is_blocked",

@@ -5,8 +5,9 @@ Up to ``MAX_EXACT`` devices, every set of them in every order is considered; bey
 device that would make the plan slower is left out, since sets without it are considered too.
 
 Plans within the problem's tolerance are equally good: measurements are not more exact than that. Among such plans the
-fewest bytes are loaded; then shares are even, and hops short. Where stages take turns on the cores of one machine, any
-cut is as quick as any other: there, even shares come before staying in place, so that a new worker gets its part.
+fewest bytes are loaded, and the fewest layers leave the worker that has their keys and values; then shares are even,
+and hops short. Where stages take turns on the cores of one machine, any cut is as quick as any other: there, even
+shares come before staying in place, so that a new worker gets its part.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ MAX_EXACT = 8  # devices up to which every set and order is considered
 _NUM_PLACES = 4  # number of places where one more device is tried in a long line
 _MIN_S = 1e-12  # lower limit of a divisor
 _STAYING_WEIGHT = 1000.0  # weight of staying in place against even shares
+_KV_WEIGHT = 0.25  # weight of a layer that is loaded, but not its keys and values, against one that is not loaded
 _EVENNESS_WEIGHT = 4.0  # weight of even shares against staying in place, where any cut is as quick
 
 
@@ -136,10 +138,12 @@ def _complete_order(problem: PlanningProblem, order: list[int], chosen: list[int
 def _secondary_cost(
     problem: PlanningProblem, device: Device, cost: float, limit: float
 ) -> tuple[tables.Table, tables.Table]:
-    """Return the device's time, and the secondary cost where times are equal: bytes to load, and unevenness of the
-    shares."""
+    """Return the device's time, and the secondary cost where times are equal: bytes to load, layers whose keys and
+    values it lacks, and unevenness of the shares."""
     own = tables.range_seconds(problem.model, device, problem.kv_positions)
-    moved = tables.moved_bytes(problem.model, device)
+    loaded = tables.moved_bytes(problem.model, device)
+    lacking = tables.moved_bytes(problem.model, replace(device, kept=()))
+    moved = (loaded + _KV_WEIGHT * lacking) / (1 + _KV_WEIGHT)
     moved = moved / max(1, problem.model.weight_bytes(problem.model.all_layers))
     finite = np.where(np.isfinite(own), own, 0.0)
     uneven = (finite / max(cost, _MIN_S)) ** 2

@@ -46,6 +46,8 @@ def evict_overflow(state: State) -> list[Sequence]:
         else:
             evicted.append(sequence)
     state.running.clear()
+    if evicted:
+        state.count("plan_evictions", len(evicted))
     for sequence in evicted:
         sequence.requeue()
         sequence.mark_fitting()

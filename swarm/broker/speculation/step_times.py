@@ -1,7 +1,7 @@
 """Times of steps by their number of positions, from which the cost of another position follows.
 
-Times are averaged by size class: exact up to 8 positions, then four classes for each power of two. A larger step never
-takes less time by itself, so measurements that contradict this are averaged with their neighbours (isotonic
+Times are averaged by size class: exact up to 16 positions, then eight classes for each power of two. A larger step
+never takes less time by itself, so measurements that contradict this are averaged with their neighbours (isotonic
 regression); between two classes the time is interpolated. Beyond the largest size that was measured, a position is
 assumed to cost as much as on average below it, and at most ``UNMEASURED``: the first step of that size corrects this.
 """
@@ -110,7 +110,10 @@ class StepTimes:
 
 
 def _class_of(positions: int) -> int:
-    if positions < 4:
-        return positions
-    bits = positions.bit_length()
-    return 4 * bits + (positions >> bits - 3 & 3)
+    """Return the class. None extends beyond a multiple of 16: kernels compute 16 rows together, so the next position
+    costs more."""
+    before = positions - 1
+    if before < 8:
+        return before
+    bits = before.bit_length()
+    return 8 * bits + (before >> bits - 4 & 7)

@@ -62,3 +62,8 @@ class Rebuild:
     def cost(self) -> int:
         """Layers times positions that are still to be computed."""
         return (self.stop - self.done) * len(self.through)
+
+    @property
+    def least(self) -> int:
+        """The part of ``cost`` that no other plan could have avoided."""
+        return (self.stop - self.done) * self.num_lost

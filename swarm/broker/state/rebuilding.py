@@ -45,6 +45,12 @@ class Rebuilding:
         """Add a finished chunk."""
         self.cost_done += layer_positions
 
+    def work_left(self) -> tuple[int, int]:
+        """Return the layers times positions that are not computed yet, and the part that no other plan could have
+        avoided."""
+        runs = [run for sequence in (*self.in_progress, *self.queue) for run in sequence.rebuilds]
+        return max(0, self.cost - self.cost_done), sum(run.least for run in runs)
+
     def next_group(self) -> int:
         """Return the number of the next replay step."""
         self.num_groups += 1

@@ -199,6 +199,14 @@ class RecoveryHistory:
             self.current.layer_positions += layer_positions
             self.current.least_layer_positions += least
 
+    def drop_replay_work(self, layer_positions: int, least: int) -> None:
+        """Subtract the work of replays that a further loss has ended before their positions were computed."""
+        if self.current is not None:
+            self.current.layer_positions -= layer_positions
+            self.current.least_layer_positions = min(
+                self.current.least_layer_positions - least, self.current.layer_positions
+            )
+
     def add_copied(self, layer_positions: int) -> None:
         """Add to the positions, times layers, that stages took over from copies instead of computing them again."""
         if self.current is not None:

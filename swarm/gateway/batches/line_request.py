@@ -33,7 +33,9 @@ LineEnd = LineAnswered | LineNotRun | LineAborted
 
 
 @dataclass(frozen=True, slots=True)
-class _Response:
+class LineResponse:
+    """Response of the gateway's routes to a line."""
+
     status: int
     request_id: str
     retry_after_s: float | None
@@ -41,6 +43,8 @@ class _Response:
 
     @property
     def error_code(self) -> str:
+        if self.status < 300:
+            return ""
         try:
             return msgspec.json.decode(self.body, type=_ErrorBody).error.code or ""
         except msgspec.MsgspecError:
@@ -77,8 +81,8 @@ def prepare_line(stored: StoredLine, max_values: int) -> Line:
         return Line(batch, number, custom_id, problem=problem)
 
 
-async def run_line(app: ASGIApp, line: Line, is_aborted: asyncio.Event) -> LineEnd:
-    """Run a line and return how it ended. ``is_aborted``: set to cancel it.
+async def run_line(app: ASGIApp, line: Line, is_aborted: asyncio.Event) -> LineResponse:
+    """Run a line and return the response. ``is_aborted``: set to cancel it.
 
     The request's id and seed follow from batch and line. A prompt that changes between two runs (a template with the
     date) cannot be the same request: then the line runs under a new id.
@@ -92,7 +96,7 @@ async def run_line(app: ASGIApp, line: Line, is_aborted: asyncio.Event) -> LineE
         if response.error_code != _CONFLICT:
             break
         request_id = f"{batch.id}-{number}-{secrets.token_hex(4)}"
-    return _end_of(line, response, is_aborted=is_aborted.is_set())
+    return response
 
 
 def seed_of(batch_id: str, number: int) -> int:
@@ -122,7 +126,7 @@ def _scope(line: Line) -> Scope:
     }
 
 
-async def _request(app: ASGIApp, scope: Scope, is_aborted: asyncio.Event) -> _Response:
+async def _request(app: ASGIApp, scope: Scope, is_aborted: asyncio.Event) -> LineResponse:
     is_read = False
 
     async def receive() -> Message:
@@ -141,7 +145,7 @@ async def _request(app: ASGIApp, scope: Scope, is_aborted: asyncio.Event) -> _Re
     await app(scope, receive, send)
     headers = {name.decode().lower(): value.decode() for name, value in messages[0]["headers"]}
     after = headers.get("retry-after", "")
-    return _Response(
+    return LineResponse(
         messages[0]["status"],
         headers.get(REQUEST_ID, ""),
         float(after) if after.isdecimal() else None,
@@ -149,38 +153,25 @@ async def _request(app: ASGIApp, scope: Scope, is_aborted: asyncio.Event) -> _Re
     )
 
 
-def _end_of(line: Line, response: _Response, *, is_aborted: bool) -> LineEnd:
-    batch_id, number = line.batch.id, line.number
-    if response.status < 300:
-        return LineAnswered(batch_id, number, _answer(line, response))
-    if is_aborted:
+def error_response(problem: ApiError) -> LineResponse:
+    """Return the response to a line that does not run, for this reason."""
+    return LineResponse(problem.status, "", problem.retry_after_s, msgspec.json.encode(problem.to_openai()))
+
+
+def end_of_line(batch_id: str, number: int, custom_id: str, response: LineResponse, is_aborted: bool) -> LineEnd:
+    """Return how a line ended. Takes long for a long response, so a thread calls it."""
+    is_error = response.status >= 300
+    if is_error and is_aborted:
         return LineAborted(batch_id, number)
     after_s = min(MAX_WAIT_S, max(RETRY_S, response.retry_after_s or 0.0))
     if response.status in (429, 503) or response.error_code == _READ_ELSEWHERE:
         return LineNotRun(batch_id, number, after_s)
-    answer = _answer(line, response)
-    if response.status >= 500 and response.status != 504:
-        return LineNotRun(batch_id, number, after_s, answer)
-    return LineAnswered(batch_id, number, answer)
-
-
-def _answer(line: Line, response: _Response) -> Answer:
-    told = {
+    described = {
         "status_code": response.status,
         "request_id": response.request_id,
         "body": msgspec.Raw(response.body or b"{}"),
     }
-    return Answer(response.status >= 300, encode_answer(line.batch.id, line.number, line.custom_id, told, None))
-
-
-def refuse_line(line: Line, problem: ApiError) -> LineEnd:
-    """Return the end of a line that does not run, for this reason."""
-    body = msgspec.json.encode(problem.to_openai())
-    return _end_of(line, _Response(problem.status, "", problem.retry_after_s, body), is_aborted=False)
-
-
-def give_up(batch_id: str, number: int, custom_id: str) -> LineEnd:
-    """Return the end of a line whose run failed by a defect of the gateway."""
-    error = ApiError(500, "internal error of the gateway: see its log")
-    told = {"status_code": error.status, "request_id": "", "body": error.to_openai()}
-    return LineNotRun(batch_id, number, RETRY_S, Answer(True, encode_answer(batch_id, number, custom_id, told, None)))
+    answer = Answer(is_error, encode_answer(batch_id, number, custom_id, described, None))
+    if response.status >= 500 and response.status != 504:
+        return LineNotRun(batch_id, number, after_s, answer)
+    return LineAnswered(batch_id, number, answer)

@@ -9,8 +9,10 @@ from typing import Any
 
 from swarm.gateway.errors import ApiError, invalid_field
 
+PAGE_BYTES = 1 << 20  # bytes of lines that are stored or read at a time
 MAX_METADATA = 16  # pairs
 MAX_WINDOW_S = 30 * 86_400
+MIN_AGE_S, MAX_AGE_S = 3600, 30 * 86_400  # seconds after which a caller may let a file expire
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _WINDOW = re.compile(r"([1-9]\d{0,6})([smhd])")
 
@@ -70,6 +72,7 @@ class FileRecord:
     purpose: str
     num_bytes: int
     created_at: int
+    expires_at: int  # it is deleted soon after, unless an unfinished batch reads it
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -77,7 +80,7 @@ class FileRecord:
             "object": "file",
             "bytes": self.num_bytes,
             "created_at": self.created_at,
-            "expires_at": None,
+            "expires_at": self.expires_at,
             "filename": self.filename,
             "purpose": self.purpose,
             "status": "processed",
@@ -89,12 +92,14 @@ class FileRecord:
 class NewBatch:
     """An order to create a batch."""
 
-    tenant: str
+    owner: str
+    tenant: str  # on whose account its lines run
     endpoint: str
     input_file_id: str
     window: str
     metadata: dict[str, str]
     models: tuple[str, ...] = ()  # the only models that its caller may use; empty: all
+    output_age_s: int | None = None  # seconds after which its output and error file expire; None: the longest
 
     @property
     def window_s(self) -> int:
@@ -106,6 +111,7 @@ class BatchRecord:
     """A stored batch."""
 
     id: str
+    owner: str
     tenant: str
     endpoint: str
     input_file_id: str
@@ -163,6 +169,16 @@ def parse_window(window: str) -> int:
     if not 0 < seconds <= MAX_WINDOW_S:
         raise invalid_field("completion_window", f"must be a time up to 30d, such as 24h, not {window[:40]!r}")
     return seconds
+
+
+def parse_max_age(field: str, anchor: object, seconds: object) -> int:
+    """Return the seconds of OpenAI's ``expires_after``. Raises ApiError."""
+    if anchor != "created_at":
+        raise invalid_field(f"{field}.anchor", f"must be created_at, not {str(anchor)[:40]!r}")
+    age_s = int(str(seconds)) if str(seconds).isascii() and str(seconds).isdecimal() and len(str(seconds)) < 10 else 0
+    if not MIN_AGE_S <= age_s <= MAX_AGE_S:
+        raise invalid_field(f"{field}.seconds", f"must be {MIN_AGE_S} to {MAX_AGE_S}, not {str(seconds)[:40]!r}")
+    return age_s
 
 
 def check_metadata(metadata: dict[str, str]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Runner of batches: which lines run next, what is written, and when a batch ends. Pure: events and the time come in,
 actions go out.
 
-Lines of all batches share ``max_in_flight`` places; the tenant with the fewest lines in flight is next. A line keeps
+Lines of all batches share ``max_in_flight`` places; the owner with the fewest lines in flight is next. A line keeps
 its place until its answer is on the disk, so a slow disk bounds what waits in memory. One write is in flight at a time
 and takes everything that waits.
 
@@ -33,7 +33,7 @@ class BatchAdded:
     """A batch was created, or loaded at the start. ``pending``: numbers of the lines without an answer."""
 
     id: str
-    tenant: str
+    owner: str
     status: BatchStatus
     expires_at: float
     pending: tuple[int, ...] = ()
@@ -161,7 +161,7 @@ class _Batch:
     """An unfinished batch."""
 
     id: str
-    tenant: str
+    owner: str
     expires_at: float
     place: int  # in the order of arrival
     pending: deque[int]
@@ -262,7 +262,7 @@ class BatchRunner:
         self._num_added += 1
         batch = _Batch(
             event.id,
-            event.tenant,
+            event.owner,
             event.expires_at,
             self._num_added,
             deque(event.pending),
@@ -352,15 +352,15 @@ class BatchRunner:
         num_free = self._max_in_flight - sum(batch.num_places for batch in self._batches.values())
         if num_free <= 0:
             return
-        places: Counter[str] = Counter()  # by tenant
+        places: Counter[str] = Counter()  # by owner
         for batch in self._batches.values():
-            places[batch.tenant] += batch.num_places
+            places[batch.owner] += batch.num_places
         ready = [batch for batch in self._batches.values() if batch.can_start]
         while num_free > 0 and ready:
-            batch = min(ready, key=lambda b: (places[b.tenant], b.num_places, b.place))
+            batch = min(ready, key=lambda b: (places[b.owner], b.num_places, b.place))
             number = batch.pending.popleft()
             batch.in_flight.add(number)
-            places[batch.tenant] += 1
+            places[batch.owner] += 1
             num_free -= 1
             if not batch.pending:
                 ready.remove(batch)

@@ -6,15 +6,22 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from starlette.types import ASGIApp
 
-from swarm.gateway.batches.line_request import Line, LineEnd, give_up, prepare_line, refuse_line, run_line
-from swarm.gateway.batches.lines import LineSplitter, LineTooLong
-from swarm.gateway.batches.multipart import MultipartParser, PartBegan, PartData
+from swarm.gateway.batches.database import StoreFailed
+from swarm.gateway.batches.line_request import (
+    Line,
+    LineResponse,
+    end_of_line,
+    error_response,
+    prepare_line,
+    run_line,
+)
 from swarm.gateway.batches.objects import BatchRecord, FileRecord, NewBatch
 from swarm.gateway.batches.runner import (
     AbortLine,
@@ -24,14 +31,14 @@ from swarm.gateway.batches.runner import (
     CancelOrdered,
     CheckBatch,
     Event,
-    LineAborted,
     NotWritten,
     RunLine,
     TimePassed,
     Write,
     Written,
 )
-from swarm.gateway.batches.store import PAGE_BYTES, BatchStore, StoreConflict, StoreFailed, StoreFull, TooManyBatches
+from swarm.gateway.batches.store import BatchStore, StoreConflict, StoreFull, TooManyBatches
+from swarm.gateway.batches.upload import Upload
 from swarm.gateway.errors import ApiError, invalid_field
 from swarm.log import get_logger
 
@@ -41,9 +48,7 @@ if TYPE_CHECKING:
 OPEN_RETRY_S = 1.0  # seconds between attempts to open the store, which another gateway may hold
 CHECK_RETRY_S = 5.0  # seconds until a batch is checked again whose lines could not be read
 CLOSE_S = 5.0  # seconds for the tasks to end with the gateway
-MAX_NAME = 255  # characters of a file's name
-_MAX_FIELD = 1024  # bytes of a plain field of an upload
-_FIELDS = {"purpose", "file"}
+EXPIRY_S = 60.0  # seconds between two looks for expired files
 _CODES: dict[type[Exception], str] = {
     StoreFull: "storage_full",
     StoreConflict: "conflict",
@@ -67,17 +72,18 @@ class BatchService:
         *,
         max_line_bytes: int = 16 << 20,
         body_timeout_s: float = 60.0,
-        check_tenant: Callable[[str], ApiError | None] = lambda _: None,
+        check_owner: Callable[[str], ApiError | None] = lambda _: None,
         max_values: Callable[[], int] = lambda: 1 << 17,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Create the service. ``app``: the routes that answer lines. ``body_timeout_s``: seconds to wait for the next
-        bytes of an upload. ``check_tenant``: returns why a tenant may not run a line now. ``max_values``: returns the
+        bytes of an upload. ``check_owner``: returns why an owner may not run a line now. ``max_values``: returns the
         values that a body may have. ``clock``: seconds since 1970, since windows outlive a restart of the machine."""
         self._store = None if state_dir is None else BatchStore(state_dir, int(settings.max_stored))
         self._settings, self._max_line_bytes, self._app = settings, max_line_bytes, app
         self._body_timeout_s = body_timeout_s
-        self._check_tenant, self._max_values, self._clock = check_tenant, max_values, clock
+        self._check_owner, self._max_values, self._clock = check_owner, max_values, clock
+        self._max_age_s = settings.max_age_days * 86_400
         self._runner = BatchRunner(settings.in_flight)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self._tasks: set[asyncio.Task[None]] = set()
@@ -120,28 +126,39 @@ class BatchService:
                 self._problem = str(error)
             await asyncio.sleep(OPEN_RETRY_S)
         self._problem = ""
+        self._start_task(self._delete_expired(store))
         for batch in loaded:
             self._handle(batch)
         if loaded:
             log.info("batches_continue", num_batches=len(loaded), num_lines=sum(len(b.pending) for b in loaded))
 
+    async def _delete_expired(self, store: BatchStore) -> None:
+        while True:
+            try:
+                while await self._call(store.delete_expired, self._clock()):
+                    pass
+            except StoreFailed as error:
+                log.warning("expired_files_not_deleted", reason=str(error))
+            await asyncio.sleep(EXPIRY_S)
+
     # --- files
 
-    async def upload(self, tenant: str, boundary: bytes, chunks: AsyncIterator[bytes]) -> FileRecord:
+    async def upload(self, owner: str, boundary: bytes, chunks: AsyncIterator[bytes]) -> FileRecord:
         """Store an uploaded file. Raises ApiError."""
-        store, parser = self._usable_store(), MultipartParser(boundary)
-        upload = _Upload(self._max_line_bytes, int(self._settings.max_file))
-        file_id, first, is_whole = await self._try(store.begin_file, tenant, "", self._clock()), 1, False
+        store, now = self._usable_store(), self._clock()
+        upload = Upload(boundary, self._max_line_bytes, int(self._settings.max_file))
+        file_id, is_whole = await self._try(store.begin_file, owner, "", now), False
+
+        def add(chunk: bytes | None) -> None:
+            for first, lines in upload.finish() if chunk is None else upload.feed(chunk):
+                store.add_lines(file_id, first, lines)
+
         try:
             while (chunk := await self._next_chunk(chunks)) is not None:
-                for event in parser.feed(chunk):
-                    upload.add(event)
-                if upload.size >= PAGE_BYTES:
-                    first = await self._store_lines(store, file_id, first, upload)
-            parser.check_complete()
-            filename = upload.finish()
-            await self._store_lines(store, file_id, first, upload)
-            record = await self._try(store.finish_file, file_id, filename)
+                await self._try(add, chunk)
+            await self._try(add, None)
+            expires_at = now + min(self._max_age_s, upload.max_age_s or self._max_age_s)
+            record = await self._try(store.finish_file, file_id, upload.filename, expires_at)
             is_whole = True
             return record
         finally:
@@ -157,56 +174,51 @@ class BatchService:
             text = f"no byte of the file came within {self._body_timeout_s:g} s (gateway.body_timeout_s)"
             raise ApiError(408, text, code="timeout") from None
 
-    async def _store_lines(self, store: BatchStore, file_id: str, first: int, upload: _Upload) -> int:
-        """Store the lines that an upload has collected. Returns the number of the next line."""
-        lines = upload.take()
-        if lines:
-            await self._try(store.add_lines, file_id, first, lines)
-        return first + len(lines)
-
     async def _drop_upload(self, store: BatchStore, file_id: str) -> None:
         try:
             await self._call(store.drop_upload, file_id)
         except StoreFailed as error:  # the next start deletes it
             log.warning("upload_not_deleted", file=file_id, reason=str(error))
 
-    async def file(self, file_id: str, tenant: str) -> FileRecord | None:
-        return await self._try(self._usable_store().file, file_id, tenant)
+    async def file(self, file_id: str, owner: str) -> FileRecord | None:
+        return await self._try(self._usable_store().file, file_id, owner)
 
     async def list_files(
-        self, tenant: str, purpose: str | None, after: str | None, limit: int, *, ascending: bool
+        self, owner: str, purpose: str | None, after: str | None, limit: int, *, ascending: bool
     ) -> tuple[list[FileRecord], bool] | None:
         work = partial(self._usable_store().list_files, ascending=ascending)
-        return await self._try(work, tenant, purpose, after, limit)
+        return await self._try(work, owner, purpose, after, limit)
 
-    async def delete_file(self, file_id: str, tenant: str) -> bool:
-        return await self._try(self._usable_store().delete_file, file_id, tenant)
+    async def delete_file(self, file_id: str, owner: str) -> bool:
+        return await self._try(self._usable_store().delete_file, file_id, owner)
 
-    async def read_content(self, file_id: str, tenant: str, after: int) -> tuple[bytes, int] | None:
-        return await self._try(self._usable_store().read_content, file_id, tenant, after)
+    async def read_content(self, file_id: str, owner: str, after: int) -> tuple[bytes, int] | None:
+        return await self._try(self._usable_store().read_content, file_id, owner, after)
 
     # --- batches
 
     async def create_batch(self, new: NewBatch) -> BatchRecord:
+        output_age_s = min(self._max_age_s, new.output_age_s or self._max_age_s)
+        new = replace(new, output_age_s=output_age_s)
         record = await self._try(self._usable_store().create_batch, new, self._clock())
         if record is None:
             text = f"there is no file {new.input_file_id[:80]!r} with the purpose batch: upload one to /v1/files"
             raise invalid_field("input_file_id", text)
-        self._handle(BatchAdded(record.id, record.tenant, record.status, record.expires_at))
+        self._handle(BatchAdded(record.id, record.owner, record.status, record.expires_at))
         log.info("batch_created", batch=record.id, tenant=record.tenant, endpoint=record.endpoint)
         return record
 
-    async def cancel_batch(self, batch_id: str, tenant: str) -> BatchRecord | None:
-        record = await self._try(self._usable_store().cancel_batch, batch_id, tenant, self._clock())
+    async def cancel_batch(self, batch_id: str, owner: str) -> BatchRecord | None:
+        record = await self._try(self._usable_store().cancel_batch, batch_id, owner, self._clock())
         if record is not None:
             self._handle(CancelOrdered(batch_id))
         return record
 
-    async def batch(self, batch_id: str, tenant: str) -> BatchRecord | None:
-        return await self._try(self._usable_store().batch, batch_id, tenant)
+    async def batch(self, batch_id: str, owner: str) -> BatchRecord | None:
+        return await self._try(self._usable_store().batch, batch_id, owner)
 
-    async def list_batches(self, tenant: str, after: str | None, limit: int) -> tuple[list[BatchRecord], bool] | None:
-        return await self._try(self._usable_store().list_batches, tenant, after, limit)
+    async def list_batches(self, owner: str, after: str | None, limit: int) -> tuple[list[BatchRecord], bool] | None:
+        return await self._try(self._usable_store().list_batches, owner, after, limit)
 
     # --- the runner's shell
 
@@ -252,14 +264,16 @@ class BatchService:
                 return
 
     async def _run(self, store: BatchStore, batch_id: str, number: int) -> None:
-        custom_id = ""
+        custom_id, is_aborted = "", self._aborts[batch_id, number]
         try:
             line = await self._read_line(store, batch_id, number)
             custom_id = line.custom_id
-            end = await self._end_of(line, self._aborts[batch_id, number])
+            response = await self._respond(line, is_aborted)
+            end = await self._call(end_of_line, batch_id, number, custom_id, response, is_aborted.is_set())
         except Exception:  # a defect must not stop the batch: the line ends, so that its place becomes free
             log.exception("line_failed", batch=batch_id, line=number)
-            end = give_up(batch_id, number, custom_id)
+            response = error_response(ApiError(500, "internal error of the gateway: see its log"))
+            end = end_of_line(batch_id, number, custom_id, response, is_aborted.is_set())
         del self._aborts[batch_id, number]
         self._handle(end)
 
@@ -272,11 +286,9 @@ class BatchService:
                 log.warning("line_not_read", batch=batch_id, line=number, reason=str(error))
                 await asyncio.sleep(OPEN_RETRY_S)
 
-    async def _end_of(self, line: Line, is_aborted: asyncio.Event) -> LineEnd:
-        if is_aborted.is_set():
-            return LineAborted(line.batch.id, line.number)
-        if (problem := line.problem or self._check_tenant(line.batch.tenant)) is not None:
-            return refuse_line(line, problem)
+    async def _respond(self, line: Line, is_aborted: asyncio.Event) -> LineResponse:
+        if (problem := line.problem or self._check_owner(line.batch.owner)) is not None:
+            return error_response(problem)
         return await run_line(self._app, line, is_aborted)
 
     async def _write(self, store: BatchStore, write: Write) -> None:
@@ -328,74 +340,3 @@ class BatchService:
 
 def _unavailable(reason: str) -> ApiError:
     return ApiError(503, reason, code="unavailable", retry_after_s=2.0)
-
-
-class _Upload:
-    """Form of an upload as it arrives: its fields, and the file's lines that are not stored yet."""
-
-    def __init__(self, max_line_bytes: int, max_bytes: int) -> None:
-        self._max_line_bytes, self._max_bytes = max_line_bytes, max_bytes
-        self._splitter = LineSplitter(max_line_bytes)
-        self._fields: dict[str, bytes] = {}
-        self._part = ""
-        self._filename: str | None = None
-        self._lines: list[bytes] = []
-        self._num_bytes = 0
-        self.size = 0  # bytes of the lines that are not stored yet
-
-    def add(self, event: object) -> None:
-        """Add an event of the form. Raises ApiError."""
-        if isinstance(event, PartBegan):
-            self._begin(event)
-        elif isinstance(event, PartData) and self._part == "file":
-            self._num_bytes += len(event.data)
-            if self._num_bytes > self._max_bytes:
-                text = f"the file has more than {self._max_bytes} bytes (batch.max_file): split it"
-                raise ApiError(413, text, param="file", code="too_large")
-            self._collect(event.data)
-        elif isinstance(event, PartData):
-            self._fields[self._part] += event.data
-            if len(self._fields[self._part]) > _MAX_FIELD:
-                raise invalid_field(self._part, f"has more than {_MAX_FIELD} bytes")
-
-    def _begin(self, part: PartBegan) -> None:
-        if part.name not in _FIELDS:
-            raise ApiError(
-                400, f"{part.name[:40]} is not supported here; leave it out", param=part.name[:40],
-                code="unsupported_parameter",
-            )  # fmt: skip
-        if part.name in self._fields or (part.name == "file" and self._filename is not None):
-            raise invalid_field(part.name, "is given twice")
-        self._part = part.name
-        if part.name == "file":
-            self._filename = part.filename or "file.jsonl"
-        else:
-            self._fields[part.name] = b""
-
-    def _collect(self, data: bytes) -> None:
-        try:
-            for line in self._splitter.feed(data):
-                self._keep(line)
-        except LineTooLong as error:
-            text = f"line {error.line} has more than {self._max_line_bytes} bytes (gateway.max_body)"
-            raise ApiError(413, text, param="file", code="too_large") from None
-
-    def _keep(self, line: bytes) -> None:
-        self._lines.append(line)
-        self.size += len(line)
-
-    def take(self) -> list[bytes]:
-        """Return the lines that are not stored yet."""
-        lines, self._lines, self.size = self._lines, [], 0
-        return lines
-
-    def finish(self) -> str:
-        """Check the whole form and return the file's name. Raises ApiError."""
-        for line in self._splitter.finish():
-            self._keep(line)
-        if self._filename is None:
-            raise invalid_field("file", "is missing")
-        purpose = self._fields.get("purpose", b"").decode("utf-8", "replace")
-        if purpose != "batch":
-            raise invalid_field("purpose", f"must be batch, not {purpose[:40]!r}: files are only for batches here")
-        return self._filename[:MAX_NAME]

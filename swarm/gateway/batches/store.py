@@ -1,4 +1,4 @@
-"""Store of files, batches and answers: one SQLite file, used by one thread of one gateway.
+"""Store of files, batches and answers, used by one thread of one gateway.
 
 Every change is one synced transaction. Input files are stored line by line. Output and error files are the answers of
 their batch in the order of its lines, so an answer is stored once. A file that is being uploaded is invisible until it
@@ -7,13 +7,9 @@ is whole; the next start deletes the rest of an interrupted upload.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import secrets
 import sqlite3
-import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -21,8 +17,11 @@ from typing import Any
 import msgspec
 
 from swarm.errors import SwarmError
+from swarm.gateway.batches.database import Database
 from swarm.gateway.batches.lines import LineChecker, is_blank, read_custom_id
 from swarm.gateway.batches.objects import (
+    MAX_AGE_S,
+    PAGE_BYTES,
     TIMES,
     BatchRecord,
     BatchStatus,
@@ -32,71 +31,14 @@ from swarm.gateway.batches.objects import (
     StoredLine,
 )
 from swarm.gateway.batches.runner import BatchAdded, BatchChecked, Write
-from swarm.private_files import make_private_directory
 
-DIRECTORY = "batches"
-FILE = "batches.db"
-LOCK = "batches.lock"
-VERSION = 1
-MAX_UNFINISHED = 100  # batches of a tenant
-PAGE_BYTES = 1 << 20  # bytes of content that are read at a time
-_BUSY_S = 1.0  # seconds to wait for a reader's lock, such as a backup's
+MAX_UNFINISHED = 100  # batches of an owner
+MAX_QUEUED = 2 << 20  # requests of all unfinished batches: their line numbers are in memory
 
-_TABLES = """
-CREATE TABLE files (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,   -- in the order of creation
-    id TEXT NOT NULL UNIQUE,
-    tenant TEXT NOT NULL,
-    filename TEXT NOT NULL,
-    purpose TEXT NOT NULL,
-    bytes INTEGER NOT NULL,
-    created_at INTEGER NOT NULL,
-    is_whole INTEGER NOT NULL,
-    batch INTEGER,                              -- of an output or error file
-    is_error INTEGER
-);
-CREATE TABLE lines (
-    file INTEGER NOT NULL,
-    number INTEGER NOT NULL,                    -- from 1
-    is_blank INTEGER NOT NULL,
-    content BLOB NOT NULL,
-    PRIMARY KEY (file, number)
-) WITHOUT ROWID;
-CREATE TABLE batches (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    id TEXT NOT NULL UNIQUE,
-    tenant TEXT NOT NULL,
-    endpoint TEXT NOT NULL,
-    input TEXT NOT NULL,
-    completion_window TEXT NOT NULL,
-    metadata BLOB NOT NULL,
-    status TEXT NOT NULL,
-    created_at INTEGER NOT NULL,
-    expires_at INTEGER NOT NULL,
-    errors BLOB NOT NULL,
-    output TEXT,
-    error TEXT,
-    total INTEGER NOT NULL DEFAULT 0,
-    completed INTEGER NOT NULL DEFAULT 0,
-    failed INTEGER NOT NULL DEFAULT 0,
-    output_bytes INTEGER NOT NULL DEFAULT 0,
-    error_bytes INTEGER NOT NULL DEFAULT 0,
-    times BLOB NOT NULL,
-    models BLOB NOT NULL
-);
-CREATE TABLE answers (
-    batch INTEGER NOT NULL,
-    number INTEGER NOT NULL,                    -- of the line
-    is_error INTEGER NOT NULL,
-    content BLOB NOT NULL,
-    PRIMARY KEY (batch, number)
-) WITHOUT ROWID;
-"""
-
-_FILE_COLUMNS = "id, filename, purpose, bytes, created_at"
+_FILE_COLUMNS = "id, filename, purpose, bytes, created_at, expires_at"
 _BATCH_COLUMNS = (
-    "id, tenant, endpoint, input, completion_window, metadata, status, created_at, expires_at, errors, output, error, "
-    "total, completed, failed, times, models"
+    "id, owner, tenant, endpoint, input, completion_window, metadata, status, created_at, expires_at, errors, output, "
+    "error, total, completed, failed, times, models"
 )
 _UNFINISHED = "status NOT IN ('completed', 'failed', 'expired', 'cancelled')"
 # Error of a line that has no answer when its batch ends early.
@@ -106,14 +48,8 @@ _CLOSED = {
 }
 
 
-class StoreFailed(SwarmError):
-    """The store cannot be used now. Nothing that it has confirmed is lost."""
-
-    hint_status = 503
-
-
 class StoreFull(SwarmError):
-    """The files of all tenants together would exceed the store's limit."""
+    """The files of all owners together would exceed the store's limit."""
 
     hint_status = 413
 
@@ -125,88 +61,28 @@ class StoreConflict(SwarmError):
 
 
 class TooManyBatches(SwarmError):
-    """The tenant has as many unfinished batches as it may."""
+    """The owner has as many unfinished batches as it may."""
 
     hint_status = 429
 
 
-class BatchStore:
+class BatchStore(Database):
     """The store in ``directory``. Every method may raise StoreFailed."""
 
     def __init__(self, directory: Path, max_bytes: int) -> None:
-        self._path, self._max_bytes = directory / DIRECTORY / FILE, max_bytes
-        self._lock: int | None = None
-        self._db: sqlite3.Connection | None = None
-
-    # --- opening
-
-    def open(self) -> None:
-        """Open the store, and delete what interrupted uploads left. Without effect if it is open."""
-        if self._db is not None:
-            return
-        try:
-            make_private_directory(self._path.parent)
-            self._take_lock()
-            _make_private(self._path)
-            db = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
-        except (OSError, sqlite3.Error) as error:
-            raise StoreFailed(f"the store of batches {self._path} can't be opened ({error})") from None
-        try:
-            with self._errors():
-                self._prepare(db)
-        except StoreFailed:
-            db.close()
-            raise
-        self._db = db
-
-    def _take_lock(self) -> None:
-        if self._lock is not None:
-            return
-        lock = os.open(self._path.with_name(LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(lock)
-            raise StoreFailed(
-                f"another gateway runs the batches of {self._path.parent.parent}: send requests about batches there, "
-                "or give this gateway a directory of its own with --state-dir"
-            ) from None
-        self._lock = lock
-
-    def _prepare(self, db: sqlite3.Connection) -> None:
-        version = db.execute("PRAGMA user_version").fetchone()[0]
-        if version > VERSION:
-            raise StoreFailed(f"the store of batches {self._path} was written by a newer Swarm: install that version")
-        db.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
-        db.execute("BEGIN IMMEDIATE")
-        if version < VERSION:
-            for statement in _TABLES.split(";\n"):
-                db.execute(statement)
-            db.execute(f"PRAGMA user_version = {VERSION}")
-        db.execute("DELETE FROM lines WHERE file IN (SELECT number FROM files WHERE NOT is_whole)")
-        db.execute("DELETE FROM files WHERE NOT is_whole")
-        db.execute("COMMIT")
-
-    def close(self) -> None:
-        db, self._db = self._db, None
-        if db is not None:
-            db.close()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        super().__init__(directory)
+        self._max_bytes = max_bytes
 
     # --- files
 
-    def begin_file(self, tenant: str, filename: str, now: float) -> str:
+    def begin_file(self, owner: str, filename: str, now: float) -> str:
         """Begin an upload and return the file's id."""
         file_id = f"file-{secrets.token_hex(12)}"
         with self._transaction() as db:
             db.execute(
-                "INSERT INTO files (id, tenant, filename, purpose, bytes, created_at, is_whole) "
+                "INSERT INTO files (id, owner, filename, purpose, bytes, created_at, is_whole) "
                 "VALUES (?, ?, ?, 'batch', 0, ?, 0)",
-                (file_id, tenant, filename, int(now)),
+                (file_id, owner, filename, int(now)),
             )
         return file_id
 
@@ -220,15 +96,19 @@ class BatchStore:
                     "would exceed them: delete files that are not needed any more"
                 )
             number = db.execute("SELECT number FROM files WHERE id = ?", (file_id,)).fetchone()[0]
-            db.executemany(
-                "INSERT INTO lines (file, number, is_blank, content) VALUES (?, ?, ?, ?)",
-                ((number, first + place, is_blank(line), line) for place, line in enumerate(lines)),
+            rows = [(number, first + place, is_blank(line), line) for place, line in enumerate(lines)]
+            db.executemany("INSERT INTO lines (file, number, is_blank, content) VALUES (?, ?, ?, ?)", rows)
+            db.execute(
+                "UPDATE files SET bytes = bytes + ?, num_requests = num_requests + ? WHERE number = ?",
+                (num_bytes, sum(not row[2] for row in rows), number),
             )
-            db.execute("UPDATE files SET bytes = bytes + ? WHERE number = ?", (num_bytes, number))
 
-    def finish_file(self, file_id: str, filename: str) -> FileRecord:
+    def finish_file(self, file_id: str, filename: str, expires_at: float) -> FileRecord:
         with self._transaction() as db:
-            db.execute("UPDATE files SET is_whole = 1, filename = ? WHERE id = ?", (filename, file_id))
+            db.execute(
+                "UPDATE files SET is_whole = 1, filename = ?, expires_at = ? WHERE id = ?",
+                (filename, int(expires_at), file_id),
+            )
             return FileRecord(*db.execute(f"SELECT {_FILE_COLUMNS} FROM files WHERE id = ?", (file_id,)).fetchone())
 
     def drop_upload(self, file_id: str) -> None:
@@ -238,27 +118,27 @@ class BatchStore:
             if row is not None:
                 self._delete_content(db, row[0], None, None)
 
-    def file(self, file_id: str, tenant: str) -> FileRecord | None:
+    def file(self, file_id: str, owner: str) -> FileRecord | None:
         with self._errors():
             row = self._opened.execute(
-                f"SELECT {_FILE_COLUMNS} FROM files WHERE id = ? AND tenant = ? AND is_whole", (file_id, tenant)
+                f"SELECT {_FILE_COLUMNS} FROM files WHERE id = ? AND owner = ? AND is_whole", (file_id, owner)
             ).fetchone()
         return None if row is None else FileRecord(*row)
 
     def list_files(
-        self, tenant: str, purpose: str | None, after: str | None, limit: int, *, ascending: bool
+        self, owner: str, purpose: str | None, after: str | None, limit: int, *, ascending: bool
     ) -> tuple[list[FileRecord], bool] | None:
         """Return a page of files, and whether there are more; None if there is no file ``after``."""
         with self._errors():
-            rows = self._page("files", _FILE_COLUMNS, tenant, after, limit, ascending=ascending, purpose=purpose)
+            rows = self._page("files", _FILE_COLUMNS, owner, after, limit, ascending=ascending, purpose=purpose)
         return None if rows is None else ([FileRecord(*row) for row in rows[:limit]], len(rows) > limit)
 
-    def read_content(self, file_id: str, tenant: str, after: int) -> tuple[bytes, int] | None:
+    def read_content(self, file_id: str, owner: str, after: int) -> tuple[bytes, int] | None:
         """Return the lines of a file behind the line ``after``, about ``PAGE_BYTES`` of them, and the last one's
         number; empty at the end. None if there is no such file."""
         with self._errors():
             db = self._opened
-            row = _find_content(db, file_id, tenant)
+            row = _find_content(db, file_id, owner)
             if row is None:
                 return None
             number, batch, is_error = row
@@ -281,19 +161,42 @@ class BatchStore:
             rows.close()
         return b"".join(parts), last
 
-    def delete_file(self, file_id: str, tenant: str) -> bool:
+    def delete_file(self, file_id: str, owner: str) -> bool:
         """Delete a file; return whether there was one. Raises StoreConflict while a batch reads it."""
         with self._transaction() as db:
-            row = _find_content(db, file_id, tenant)
+            row = _find_content(db, file_id, owner)
             if row is None:
                 return False
             reader = db.execute(f"SELECT id FROM batches WHERE input = ? AND {_UNFINISHED}", (file_id,)).fetchone()
             if reader is not None:
                 raise StoreConflict(f"{reader[0]} reads this file: cancel the batch first, or wait for its end")
             self._delete_content(db, *row)
+        self._vacuum()
+        return True
+
+    def delete_expired(self, now: float) -> bool:
+        """Delete one expired file, unless an unfinished batch reads it; return whether there may be more. Without one,
+        delete the records of batches whose files have expired."""
+        with self._transaction() as db:
+            row = db.execute(
+                "SELECT number, batch, is_error FROM files WHERE is_whole AND expires_at <= ? AND NOT EXISTS "
+                f"(SELECT 1 FROM batches WHERE input = files.id AND {_UNFINISHED}) LIMIT 1",
+                (now,),
+            ).fetchone()
+            if row is None:
+                db.execute(
+                    f"DELETE FROM batches WHERE NOT ({_UNFINISHED}) AND expires_at + output_age_s <= ? "
+                    "AND NOT EXISTS (SELECT 1 FROM files WHERE batch = batches.number)",
+                    (now,),
+                )
+                return False
+            self._delete_content(db, *row)
+        self._vacuum()
+        return True
+
+    def _vacuum(self) -> None:
         with self._errors():
             self._opened.execute("PRAGMA incremental_vacuum").fetchall()
-        return True
 
     def _delete_content(self, db: sqlite3.Connection, number: int, batch: int | None, is_error: int | None) -> None:
         db.execute("DELETE FROM files WHERE number = ?", (number,))
@@ -311,25 +214,35 @@ class BatchStore:
         batch_id = f"batch_{secrets.token_hex(12)}"
         created_at = int(now)
         with self._transaction() as db:
-            exists = db.execute(
-                "SELECT 1 FROM files WHERE id = ? AND tenant = ? AND is_whole AND purpose = 'batch'",
-                (new.input_file_id, new.tenant),
+            source = db.execute(
+                "SELECT num_requests FROM files WHERE id = ? AND owner = ? AND is_whole AND purpose = 'batch'",
+                (new.input_file_id, new.owner),
             ).fetchone()
-            if exists is None:
+            if source is None:
                 return None
             num_unfinished = db.execute(
-                f"SELECT COUNT(*) FROM batches WHERE tenant = ? AND {_UNFINISHED}", (new.tenant,)
+                f"SELECT COUNT(*) FROM batches WHERE owner = ? AND {_UNFINISHED}", (new.owner,)
             ).fetchone()[0]
             if num_unfinished >= MAX_UNFINISHED:
                 raise TooManyBatches(
                     f"you have {num_unfinished} unfinished batches, which is the limit: wait until one has ended, or "
                     "cancel one"
                 )
+            num_queued = db.execute(
+                f"SELECT COALESCE(SUM(num_requests), 0) FROM batches JOIN files ON files.id = input WHERE {_UNFINISHED}"
+            ).fetchone()[0]
+            if num_queued + source[0] > MAX_QUEUED:
+                raise TooManyBatches(
+                    f"{num_queued} requests of unfinished batches wait, and all callers together may have "
+                    f"{MAX_QUEUED}: wait until one has ended"
+                )
             db.execute(
-                "INSERT INTO batches (id, tenant, endpoint, input, completion_window, metadata, status, created_at, "
-                "expires_at, errors, times, models) VALUES (?, ?, ?, ?, ?, ?, 'validating', ?, ?, ?, ?, ?)",
+                "INSERT INTO batches (id, owner, tenant, endpoint, input, completion_window, metadata, status, "
+                "created_at, expires_at, output_age_s, errors, times, models) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, 'validating', ?, ?, ?, ?, ?, ?)",
                 (
                     batch_id,
+                    new.owner,
                     new.tenant,
                     new.endpoint,
                     new.input_file_id,
@@ -337,6 +250,7 @@ class BatchStore:
                     msgspec.json.encode(new.metadata),
                     created_at,
                     created_at + new.window_s,
+                    new.output_age_s or MAX_AGE_S,
                     b"[]",
                     b"{}",
                     msgspec.json.encode(new.models),
@@ -344,10 +258,10 @@ class BatchStore:
             )
             return self._batch(db, batch_id)
 
-    def cancel_batch(self, batch_id: str, tenant: str, now: float) -> BatchRecord | None:
+    def cancel_batch(self, batch_id: str, owner: str, now: float) -> BatchRecord | None:
         """Record that a batch is cancelled; None if there is none. Raises StoreConflict if it has ended."""
         with self._transaction() as db:
-            record = self._find_batch(db, batch_id, tenant)
+            record = self._find_batch(db, batch_id, owner)
             if record is None:
                 return None
             if record.status in (BatchStatus.cancelling, BatchStatus.cancelled):
@@ -357,15 +271,15 @@ class BatchStore:
             self._set_status(db, record, BatchStatus.cancelling, now)
             return self._batch(db, batch_id)
 
-    def batch(self, batch_id: str, tenant: str) -> BatchRecord | None:
+    def batch(self, batch_id: str, owner: str) -> BatchRecord | None:
         with self._errors():
-            return self._find_batch(self._opened, batch_id, tenant)
+            return self._find_batch(self._opened, batch_id, owner)
 
-    def list_batches(self, tenant: str, after: str | None, limit: int) -> tuple[list[BatchRecord], bool] | None:
+    def list_batches(self, owner: str, after: str | None, limit: int) -> tuple[list[BatchRecord], bool] | None:
         """Return a page of batches, the newest first, and whether there are more; None if there is no batch
         ``after``."""
         with self._errors():
-            rows = self._page("batches", _BATCH_COLUMNS, tenant, after, limit, ascending=False)
+            rows = self._page("batches", _BATCH_COLUMNS, owner, after, limit, ascending=False)
         return None if rows is None else ([_to_batch(row) for row in rows[:limit]], len(rows) > limit)
 
     # --- running
@@ -374,11 +288,11 @@ class BatchStore:
         """Return the unfinished batches with their unanswered lines."""
         with self._errors():
             rows = self._opened.execute(
-                f"SELECT id, tenant, status, expires_at FROM batches WHERE {_UNFINISHED} ORDER BY number"
+                f"SELECT id, owner, status, expires_at FROM batches WHERE {_UNFINISHED} ORDER BY number"
             ).fetchall()
             return [
-                BatchAdded(batch_id, tenant, BatchStatus(status), expires_at, self._pending(batch_id))
-                for batch_id, tenant, status, expires_at in rows
+                BatchAdded(batch_id, owner, BatchStatus(status), expires_at, self._pending(batch_id))
+                for batch_id, owner, status, expires_at in rows
             ]
 
     def _pending(self, batch_id: str) -> tuple[int, ...]:
@@ -494,48 +408,23 @@ class BatchStore:
 
     def _publish(self, db: sqlite3.Connection, batch_id: str, now: float) -> None:
         """Create the output and error files of a batch that ends."""
-        number, tenant, completed, failed, *sizes = db.execute(
-            "SELECT number, tenant, completed, failed, output_bytes, error_bytes FROM batches WHERE id = ?", (batch_id,)
+        number, owner, age_s, completed, failed, *sizes = db.execute(
+            "SELECT number, owner, output_age_s, completed, failed, output_bytes, error_bytes FROM batches "
+            "WHERE id = ?",
+            (batch_id,),
         ).fetchone()
         for column, is_error, count, size in (("output", 0, completed, sizes[0]), ("error", 1, failed, sizes[1])):
             if not count:
                 continue
             file_id = f"file-{secrets.token_hex(12)}"
             db.execute(
-                "INSERT INTO files (id, tenant, filename, purpose, bytes, created_at, is_whole, batch, is_error) "
-                "VALUES (?, ?, ?, 'batch_output', ?, ?, 1, ?, ?)",
-                (file_id, tenant, f"{batch_id}_{column}.jsonl", size, int(now), number, is_error),
+                "INSERT INTO files (id, owner, filename, purpose, bytes, created_at, expires_at, is_whole, batch, "
+                "is_error) VALUES (?, ?, ?, 'batch_output', ?, ?, ?, 1, ?, ?)",
+                (file_id, owner, f"{batch_id}_{column}.jsonl", size, int(now), int(now) + age_s, number, is_error),
             )
             db.execute(f"UPDATE batches SET {column} = ? WHERE number = ?", (file_id, number))
 
     # --- inside
-
-    @property
-    def _opened(self) -> sqlite3.Connection:
-        if self._db is None:
-            raise StoreFailed(f"the store of batches {self._path} is not open")
-        return self._db
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            damaged = isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
-            remedy = f"put back a backup, or move {self._path} away" if damaged else "free disk space"
-            raise StoreFailed(f"the store of batches can't be used ({error}): {remedy}; nothing is lost") from None
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        db = self._opened
-        with self._errors():
-            db.execute("BEGIN IMMEDIATE")
-            try:
-                yield db
-                db.execute("COMMIT")
-            finally:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
 
     def _num_bytes(self, db: sqlite3.Connection) -> int:
         """Return the bytes of all files, those being uploaded included, and of all answers."""
@@ -547,14 +436,14 @@ class BatchStore:
         self,
         table: str,
         columns: str,
-        tenant: str,
+        owner: str,
         after: str | None,
         limit: int,
         *,
         ascending: bool,
         purpose: str | None = None,
     ) -> list[tuple[Any, ...]] | None:
-        wanted, values = ["tenant = ?"], [tenant]
+        wanted, values = ["owner = ?"], [owner]
         if table == "files":
             wanted.append("is_whole")
         if purpose is not None:
@@ -562,7 +451,7 @@ class BatchStore:
             values.append(purpose)
         if after is not None:
             row = self._opened.execute(
-                f"SELECT number FROM {table} WHERE id = ? AND tenant = ?", (after, tenant)
+                f"SELECT number FROM {table} WHERE id = ? AND owner = ?", (after, owner)
             ).fetchone()
             if row is None:
                 return None
@@ -574,9 +463,9 @@ class BatchStore:
             (*values, limit + 1),
         ).fetchall()
 
-    def _find_batch(self, db: sqlite3.Connection, batch_id: str, tenant: str) -> BatchRecord | None:
+    def _find_batch(self, db: sqlite3.Connection, batch_id: str, owner: str) -> BatchRecord | None:
         row = db.execute(
-            f"SELECT {_BATCH_COLUMNS} FROM batches WHERE id = ? AND tenant = ?", (batch_id, tenant)
+            f"SELECT {_BATCH_COLUMNS} FROM batches WHERE id = ? AND owner = ?", (batch_id, owner)
         ).fetchone()
         return None if row is None else _to_batch(row)
 
@@ -584,10 +473,10 @@ class BatchStore:
         return _to_batch(db.execute(f"SELECT {_BATCH_COLUMNS} FROM batches WHERE id = ?", (batch_id,)).fetchone())
 
 
-def _find_content(db: sqlite3.Connection, file_id: str, tenant: str) -> tuple[int, int | None, int | None] | None:
+def _find_content(db: sqlite3.Connection, file_id: str, owner: str) -> tuple[int, int | None, int | None] | None:
     """Return a whole file's number, the batch whose answers it has, and whether they are errors; None without one."""
-    query = "SELECT number, batch, is_error FROM files WHERE id = ? AND tenant = ? AND is_whole"
-    row: tuple[int, int | None, int | None] | None = db.execute(query, (file_id, tenant)).fetchone()
+    query = "SELECT number, batch, is_error FROM files WHERE id = ? AND owner = ? AND is_whole"
+    row: tuple[int, int | None, int | None] | None = db.execute(query, (file_id, owner)).fetchone()
     return row
 
 
@@ -610,17 +499,3 @@ def encode_answer(
     name = f"batch_req_{batch_id.removeprefix('batch_')}_{number}"
     line = {"id": name, "custom_id": custom_id, "response": response, "error": error}
     return msgspec.json.encode(line) + b"\n"
-
-
-def _make_private(path: Path) -> None:
-    """Create the file for its owner alone. SQLite gives its log and index the same mode. Raises StoreFailed if others
-    may read it."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        status = os.fstat(fd)
-    finally:
-        os.close(fd)  # before SQLite opens it: closing a file drops this process's locks on it
-    if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode):
-        raise StoreFailed(f"{path} belongs to another user: name another directory with --state-dir")
-    if status.st_mode & 0o077:
-        raise StoreFailed(f"others may read {path}, which has prompts and answers: chmod 600 {path}")

@@ -28,7 +28,9 @@ class AnswerStream:
         cancels: bool = False,
         on_tokens: Callable[[int], None] | None = None,
     ) -> None:
-        self._stream, self._assembler, self._cancels, self._on_tokens = stream, assembler, cancels, on_tokens
+        self._stream, self._assembler, self._on_tokens = stream, assembler, on_tokens
+        if cancels:
+            stream.cancel_when_left()
         self.num_prompt, self._num_tokens = num_prompt, 0
         self._prefetched: list[AnswerPart] = []  # parts read by prefetch(), for the next call of next()
         self._has_failed = False
@@ -83,7 +85,7 @@ class AnswerStream:
 
     def close(self) -> None:
         """Stop reading."""
-        self._stream.close(cancel=self._cancels)
+        self._stream.close()
 
 
 class MergedAnswers:

@@ -51,6 +51,7 @@ class Caller:
     max_priority: int = 100
     is_admin: bool = False  # may administer the swarm
     models: frozenset[str] = frozenset()  # the only models that it may use; empty: all
+    owner: str = KEYLESS_TENANT  # id of its key, which a later key of the same name does not have
 
     def may_use(self, model: str) -> bool:
         return not self.models or model in self.models

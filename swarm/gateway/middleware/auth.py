@@ -72,15 +72,15 @@ class AuthMiddleware:
     def record_usage(self, caller: Caller, counts: TokenCounts) -> None:
         self._limiter.charge(caller.tenant, counts.prompt + counts.answer, self._clock())
 
-    def check_tenant(self, tenant: str) -> ApiError | None:
-        """Return why a line of this tenant's batch may not run now: its key is gone or has used its tokens of today.
+    def check_owner(self, owner: str) -> ApiError | None:
+        """Return why a line of this owner's batch may not run now: its key is gone or has used its tokens of today.
         Other limits are for requests that somebody waits for."""
         self._reload_keys()
-        if self._keys.keys is None or tenant == KEYLESS_TENANT:
+        if self._keys.keys is None or owner == KEYLESS_TENANT:
             return None
-        key = next((key for key in self._keys.keys.keys if key.name == tenant), None)
+        key = next((key for key in self._keys.keys.keys if key.id == owner), None)
         if key is None:
-            return ApiError(401, f"the key {tenant!r}, which created this batch, is revoked", code="invalid_api_key")
+            return ApiError(401, "the key that created this batch is revoked", code="invalid_api_key")
         return self._limiter.check_day(key, self._clock())
 
     def usage(self, name: str) -> tuple[int, int]:
@@ -196,7 +196,7 @@ class AuthMiddleware:
 
 
 def _caller_of(key: ApiKey) -> Caller:
-    return Caller(key.name, key.limits.max_priority, key.admin, frozenset(key.models))
+    return Caller(key.name, key.limits.max_priority, key.admin, frozenset(key.models), key.id)
 
 
 def parse_headers(scope: Scope) -> dict[str, str]:

@@ -80,7 +80,7 @@ class GatewayApp:
             self._routes,
             max_line_bytes=int(own.max_body),
             body_timeout_s=own.body_timeout_s,
-            check_tenant=guard.check_tenant,
+            check_owner=guard.check_owner,
             max_values=lambda: max(MAX_VALUES, 2 * guard.context()),
         )
         accounts = UsageRecorder(self.metrics, guard, make_span_exporter(own.traces, swarms.trace))

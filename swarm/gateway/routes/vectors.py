@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -20,6 +19,7 @@ from swarm.gateway.completion.served_model import ServedModel
 from swarm.gateway.completion.service import CompletionService
 from swarm.gateway.errors import ApiError, to_api_error
 from swarm.gateway.http.handler import CLIENT_CLOSED_REQUEST
+from swarm.gateway.http.identity import identity_of, new_identity
 from swarm.gateway.http.json import request_id_headers
 from swarm.gateway.http.sse import wait_for_disconnect
 from swarm.gateway.http.state import caller_of, parse_off_loop, select_service, usage_of
@@ -107,9 +107,12 @@ class _VectorJob:
         api: str,
         field: str,
     ) -> None:
-        self._request, self._service, self._params = request, service, params
+        identity = identity_of(request)
+        if identity is not None:  # a repetition must be the same request
+            params = msgspec.structs.replace(params, seed=identity.seed)
+        self._request, self._service, self._params, self._runs_on = request, service, params, identity is not None
         self._priority, self._deadline_s = limits
-        self._caller, self._id, self._field = caller_of(request), secrets.token_hex(16), field
+        self._caller, self._id, self._field = caller_of(request), new_identity(request).request_id, field
         self._counts: TokenCounts | None = None  # of the computed vectors; None before all are
         self._account = usage_of(request).start(
             self._caller, api, served.name, self._id, request.headers.get("traceparent"), traced=False
@@ -173,6 +176,8 @@ class _VectorJob:
         return await self._service.client.compute_vectors(
             sources,
             self._params,
+            request_id=self._id,
+            detached=self._runs_on,
             tenant=self._caller.tenant,
             priority=min(self._priority, self._caller.max_priority),
             deadline_s=self._deadline_s,

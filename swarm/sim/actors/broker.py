@@ -17,6 +17,7 @@ from swarm.broker.core import BrokerCore, CoreSettings
 from swarm.broker.planning.plan_query import answer_query
 from swarm.broker.speculation.depth import DepthControl
 from swarm.broker.state.journal_snapshot import JournalSnapshot
+from swarm.sim.actors.draft import SimDraft
 from swarm.sim.actors.environment import Environment
 from swarm.sim.actors.guesses import SimProposer
 from swarm.sim.actors.routes import RELAY
@@ -81,6 +82,7 @@ class BrokerNode:
         self._unwritten: set[tuple[int, ...]] = set()  # sequences of requests that wait for the journal
         self.started_at = 0.0
         self._held_back: list[broker_event.Event] = []  # events received while frozen
+        self._draft: SimDraft | None = None
         self._pipeline: SimLink | None = None  # link to the first stage
         self._pipeline_endpoint = ""
         self._start()
@@ -139,7 +141,15 @@ class BrokerNode:
         self._unwritten = set()
         self.started_at = self._world.now
         life = self.life
+        self._draft = (
+            SimDraft(self._cluster, lambda event: self._feed_life(life, event)) if settings.has_draft else None
+        )
         self._world.schedule(0.0, lambda: self._tick(life))
+
+    def _feed_life(self, life: int, event: broker_event.Event) -> None:
+        """Feed an event of a process that ends with this broker process."""
+        if life == self.life:
+            self.feed(event)
 
     def _make_core(self, settings: CoreSettings, past: JournalSnapshot | None) -> BrokerCore:
         conditions, now = self._cluster.speculation, self._world.now
@@ -310,7 +320,7 @@ class BrokerNode:
                 )
             case broker_act.DisconnectPipeline():
                 self._close_pipeline()
-            case broker_act.WriteLog() | broker_act.ShowOwnSettings() | broker_act.AskDraft() | broker_act.StopDraft():
+            case broker_act.WriteLog() | broker_act.ShowOwnSettings() | broker_act.StopDraft():
                 self._world.tell("broker ##", action)
             case broker_act.ReadRequest() | broker_act.ReadList():
                 self.journal.read(action, self.feed)
@@ -324,10 +334,17 @@ class BrokerNode:
                 | broker_act.SetRelayTickets()
             ):
                 self._perform_on_listener(action)
-            case broker_act.Solve(number, question):
-                self._feed_later(SOLVE_S, broker_event.Solved(number, answer_query(question)))
+            case broker_act.Solve() | broker_act.AskDraft():
+                self._perform_elsewhere(action)
             case _:
                 self.journal.write(action)
+
+    def _perform_elsewhere(self, action: broker_act.Solve | broker_act.AskDraft) -> None:
+        """Pass work to another process of the broker."""
+        if isinstance(action, broker_act.Solve):
+            self._feed_later(SOLVE_S, broker_event.Solved(action.number, answer_query(action.query)))
+        elif self._draft is not None:
+            self._draft.ask(action.request)
 
     def _perform_on_listener(
         self,

@@ -45,6 +45,7 @@ class SpeculationCheck:
         self._journalled: dict[int, int] = {}  # by sequence: the end of what this broker has had written
         self._num_preempted = 0  # by this broker
         self.num_proposed = 0  # tokens
+        self.num_drafted = 0  # the draft model's among them
 
     # --- at the stages -----------------------------------------------------------------------------------------------
 
@@ -106,6 +107,9 @@ class SpeculationCheck:
         match action:
             case Dispatch(step):
                 self._on_dispatch(step)
+                if step.proposed:
+                    proposals = state.in_flight[step.step].proposals.values()
+                    self.num_drafted += sum(len(each.tokens) for each in proposals if each.proposer == "draft")
             case SendToWorker(_, message):
                 self._on_message(message, state)
             case WriteTokens() if not is_repeated:

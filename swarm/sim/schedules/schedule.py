@@ -167,6 +167,25 @@ Misreport = Literal[
 ]
 
 
+DraftBehaviour = Literal[
+    "right",  # the tokens of an undisturbed run
+    "wrong",
+    "partly",  # right up to a point
+    "foreign",  # tokens outside of the vocabulary
+    "late",  # after the sequences have stopped waiting
+    "twice",
+    "silent",  # until it is killed
+    "dies",
+    "behind",  # it reports that it must catch up with a sequence, and then that it has, or that it has dropped it
+    "drops",  # sequences, some of which it never had
+    "loses",  # all sequences
+    "other_lengths",  # more tokens than were asked for
+    "other_place",  # tokens of another position
+    "other_logprobs",  # fewer log probabilities than tokens
+    "other_number",  # first answers a request that was not made
+]
+
+
 @dataclass(frozen=True, slots=True)
 class SpeculationConditions:
     """What is proposed, and how the last stage misreports the outcome."""
@@ -175,6 +194,7 @@ class SpeculationConditions:
     misreports: tuple[Misreport, ...] = ()  # the same for each misreport
     misreported_share: float = 0.0  # of the steps with proposals
     is_limited: bool = False  # the broker limits their number by what was accepted before
+    drafts: tuple[DraftBehaviour, ...] = ()  # one of them for each request to the draft model; empty: there is none
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from typing import get_args
 
 import msgspec
 
@@ -29,6 +30,7 @@ from swarm.sim.schedules.draw import (
 )
 from swarm.sim.schedules.schedule import (
     MIB,
+    DraftBehaviour,
     Fault,
     FaultKind,
     Guess,
@@ -71,6 +73,14 @@ GUESSES: tuple[tuple[Guess, ...], ...] = (
     ("right", "wrong", "partly", "nothing", "too_long", "foreign"),
 )
 MISREPORTS: tuple[Misreport, ...] = ("accepts", "counts", "repeats", "forces")
+ONLY_DRAFTS = 0.6  # of the schedules with a draft model, share in which nothing else guesses
+DRAFTS: tuple[tuple[DraftBehaviour, ...], ...] = (
+    ("right",),
+    ("right", "partly", "wrong"),
+    ("right", "right", "right", "late", "silent", "dies"),
+    ("right", "partly", "behind", "drops", "loses"),
+    get_args(DraftBehaviour),
+)
 OFTEN = 0.06  # share of schedules with a fault of one of the other kinds, for each kind
 
 
@@ -113,6 +123,16 @@ def add_vectors(seed: int, schedule: Schedule) -> Schedule:
         params = SamplingParams(vector=random.choice(["last", "mean"]))
         requests.append(replace(replace_fields(spec, prompt=prompt, params=params), stops={}))
     return replace(schedule, requests=(*schedule.requests, *requests))
+
+
+def add_drafts(seed: int, schedule: Schedule) -> Schedule:
+    """Return the schedule of a broker with a draft model, which guesses alone or beside the other proposer."""
+    random = Random(f"drafts {seed}")
+    conditions = schedule.speculation or SpeculationConditions(("nothing",))
+    if random.random() < ONLY_DRAFTS:
+        conditions = replace(conditions, guesses=("nothing",))
+    conditions = replace(conditions, drafts=random.choice(DRAFTS))
+    return replace(schedule, speculation=conditions, settings=replace(schedule.settings, has_draft=True))
 
 
 def add_disks(seed: int, schedule: Schedule, *, faults: bool = True) -> Schedule:

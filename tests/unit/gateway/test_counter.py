@@ -55,7 +55,10 @@ class Stream:
         self.completion = SimpleNamespace(usage=usage, choices=())
         return [Piece(9, "", 2, finish_reason="stop")]
 
-    def close(self, *, cancel: bool = False) -> None:
+    def cancel_when_left(self) -> None:
+        pass
+
+    def close(self) -> None:
         self.closed = True
 
 

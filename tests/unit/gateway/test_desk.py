@@ -107,7 +107,7 @@ class Asked:
 
     def stream(self, ids: Any, params: Any, **fields: Any) -> Any:
         self.fields = fields
-        return SimpleNamespace(completion=None, close=lambda cancel=False: None)
+        return SimpleNamespace(completion=None, close=lambda: None)
 
     async def recall(self, request_id: str) -> Any:
         return self._kept
@@ -116,7 +116,9 @@ class Asked:
         return self.progress
 
     def attach(self, request_id: str, **fields: Any) -> Any:
-        return SimpleNamespace(completion=None, close=lambda cancel=False: self.told.append(cancel))
+        return SimpleNamespace(
+            completion=None, cancel_when_left=lambda: self.told.append("cancel"), close=lambda: self.told.append("left")
+        )
 
 
 @pytest.mark.parametrize(("wanted", "most", "given"), [(50, 10, 10), (5, 10, 5), (-5, -20, -20), (0, 100, 0)])
@@ -169,7 +171,7 @@ async def test_who_read_on_and_leaves_ends_it_unless_it_is_kept(keep_s: float, c
     client = Asked("alice", keep_s=keep_s)
     _, reading = await CompletionService(client).resume("r", Caller("alice"))  # type: ignore[arg-type]
     reading.close()
-    assert client.told == [cancels]
+    assert client.told == ["cancel"] * cancels + ["left"]
 
 
 @pytest.mark.usefixtures("knows_the_model")

@@ -56,7 +56,10 @@ class Stream:
             return [Piece(None, "", 1, 0, "stop", (), ())]
         return []
 
-    def close(self, *, cancel: bool = False) -> None:
+    def cancel_when_left(self) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
 

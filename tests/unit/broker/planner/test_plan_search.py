@@ -274,6 +274,17 @@ def test_among_equals_the_one_that_moves_least() -> None:
     assert cut(PlanningProblem(model_of(*(1,) * 6), swapped)) == [("b", 0, 3), ("a", 3, 6)]
 
 
+@pytest.mark.parametrize("takes_turns", [False, True])
+def test_among_equals_layers_stay_with_their_keys_and_values(takes_turns: bool) -> None:
+    """Also where everybody keeps everything warm, so that nothing is loaded: the worker between has left."""
+    kept = (LayerRange(0, 6),)
+    for first, last in (("a", "b"), ("b", "a")):
+        held = {first: LayerRange(0, 2), last: LayerRange(4, 6)}
+        devices = tuple(device(name, host="here", held=held[name], kept=kept) for name in "ab")
+        problem = PlanningProblem(model_of(*(1,) * 6), devices, takes_turns=takes_turns, free_hops=takes_turns)
+        assert cut(problem) == [(first, 0, 3), (last, 3, 6)]
+
+
 def test_pins_and_caps_are_kept() -> None:
     """By hand is by hand, also where it is slower."""
     devices = (device("a"), device("b", pinned=LayerRange(0, 1)), device("c", max_layers=2))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from swarm.broker.planner.lost_positions import LostSequence
 from swarm.broker.planner.takeover import ReplayWork
 from swarm.broker.planning.measurements import list_lost_sequences
+from swarm.broker.recovery.kept_sequences import find_link
 from swarm.broker.state.shared_prefixes import estimate_links
-from swarm.wire.messages import BLOCK
+from swarm.wire.messages import BLOCK, SharedPrefix
 from swarm.wire.shared_positions import SharedPositions
 from tests.unit.broker.bench import Bench, scheduling, submit
 
@@ -49,6 +50,18 @@ def test_a_forecast_counts_a_shared_prompt_once(make_bench) -> None:
     assert ReplayWork.from_sequences(expected, 256).positions == sum(s.kv for s in sequences) - 2 * 5 * UNIT
     copied = LostSequence(1000, {"a": [300], "b": [900]}, shared=600)
     assert [copied.lacking(device, 0) for device in "abc"] == [400, 100, 400]
+
+
+def test_sequences_whose_tokens_differ_share_no_prefix(make_bench) -> None:
+    """Whatever the account has: the stages would map one sequence's keys and values into the other."""
+    bench = serve(make_bench)
+    first, second = bench.sequence("r", 0), bench.sequence("r", 1)
+    before, same = bench.state.shared, second.tokens[0]
+    link = find_link(bench.state, before, second, [first])
+    assert link == SharedPrefix(second.id, first.id, 5 * UNIT)
+    second.tokens[0] += 1
+    assert find_link(bench.state, before, second, [first]) is None
+    second.tokens[0] = same
 
 
 def test_a_longer_prefix_is_preferred(make_bench) -> None:

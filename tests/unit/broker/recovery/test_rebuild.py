@@ -523,6 +523,20 @@ def test_a_death_during_a_replay_begins_it_anew() -> None:
     assert bench.sequence("r0").kv == 0 or bench.sequence("r0").rebuilds or bench.pipe
 
 
+def test_replays_that_a_second_loss_ends_count_as_far_as_they_came() -> None:
+    """The next plan, of one worker, computes all layers again."""
+    bench = lose_one(chunk=4)
+    (order,) = replays(bench)
+    [run] = bench.sequence("r0").rebuilds
+    recovery = bench.state.recoveries.current
+    assert recovery is not None
+    assert recovery.layer_positions == run.stop * len(run.through)
+    done(bench, order)
+    bench.lose(ordered(bench)[0])
+    expected = 4 * len(run.through) + run.stop * 6
+    assert (recovery.layer_positions, recovery.least_layer_positions) == (expected, expected)
+
+
 def test_the_end_of_a_replay_counts_in_its_own_epoch_only() -> None:
     """The same replay, ordered anew: the answer to the first order says nothing of what the second one has reached."""
     bench = lose_one(chunk=4)

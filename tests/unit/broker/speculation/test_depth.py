@@ -118,3 +118,12 @@ def test_the_depth_is_nearly_the_best_one(curve: str, acceptance: float, num: in
     simulation = Simulation(curve, num)
     simulation.run(acceptance, 100)
     assert simulation.run(acceptance, 600).rate >= 0.93 * best_rate(curve, num, acceptance)
+
+
+def test_a_jump_behind_sixteen_rows_is_not_smeared() -> None:
+    """Kernels compute 16 rows together: the 17th costs as much as another 16."""
+    times = StepTimes()
+    for positions in (15, 16, 17, 18, 19, 20, 32, 33, 36):
+        times.record(positions, 0.01 * -(-positions // 16))
+    assert list(itertools.islice(times.estimates(16), 2)) == [pytest.approx(0.01), pytest.approx(0.02, rel=0.2)]
+    assert list(itertools.islice(times.estimates(32), 2)) == [pytest.approx(0.02), pytest.approx(0.03, rel=0.3)]

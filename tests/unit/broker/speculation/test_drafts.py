@@ -304,6 +304,36 @@ def test_what_a_lying_process_sends_changes_no_answer(swarm: DraftBench, num_rig
     assert swarm.bench.state.counters["draft_errors"] > 0
 
 
+def test_an_answer_to_another_request_counts_for_nothing(swarm: DraftBench) -> None:
+    """The sequence goes on waiting, and gets the proposal that it asked for."""
+    swarm.decode()
+    request = swarm.take()
+    other = structs.replace(request, number=request.number + 1)
+    assert steps(swarm.answer(other, wrong)) == []
+    assert swarm.bench.state.counters["draft_errors"] == 1
+    (step,) = steps(swarm.answer(request, right))
+    assert step.tokens == (40, 41, 42, 43, 44)
+
+
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_tokens_of_another_position_are_not_proposed(swarm: DraftBench, shift: int) -> None:
+    swarm.decode()
+    request = swarm.take()
+    drafted = DraftedTokens(1, 4 + shift, tuple(ANSWER[1 + shift : 5]), (-0.1,) * (4 - shift))
+    (step,) = steps(swarm.bench.feed(DraftMessageReceived(Proposals(request.number, (drafted,)))))
+    assert (step.tokens, step.proposed or ()) == ((40,), ())
+
+
+def test_what_an_answer_has_overtaken_is_not_proposed(swarm: DraftBench) -> None:
+    """The answer is late, and the sequence has gone on otherwise: nothing of it is right."""
+    swarm.decode()
+    request = swarm.take()
+    swarm.expire()
+    swarm.answer(request, wrong)
+    swarm.finish()
+    assert swarm.drafts.propose(swarm.bench.sequence(), 4) == ()
+
+
 def test_tokens_that_the_swarms_model_lacks_are_not_proposed(swarm: DraftBench) -> None:
     swarm.decode()
     (step,) = steps(swarm.answer(swarm.take(), lambda *_: [41, VOCABULARY, 43]))

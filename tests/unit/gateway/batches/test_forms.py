@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from swarm.gateway.batches import upload
 from swarm.gateway.batches.lines import (
     MAX_BODY_VALUES,
     MAX_ERRORS,
@@ -192,3 +193,21 @@ def test_only_so_many_errors_are_collected() -> None:
         number += 1
         checker.check(number, b"wrong")
     assert number == len(checker.finish()) == MAX_ERRORS
+
+
+def test_an_upload_keeps_a_page_and_bounds_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the pieces: every page has at most so many lines, with the number of its first one."""
+    content = b"\n" * (2 * upload.PAGE_LINES) + b"last"
+    body = form(('name="purpose"', b"batch"), ('name="file"; filename="in.jsonl"', content))
+    for size in (1000, 65_536, len(body)):
+        reader = upload.Upload(b"xyz", 100, len(content))
+        pages = [page for at in range(0, len(body), size) for page in reader.feed(body[at : at + size])]
+        pages += reader.finish()
+        assert [first for first, _ in pages] == [1, upload.PAGE_LINES + 1, 2 * upload.PAGE_LINES + 1]
+        assert b"".join(line for _, lines in pages for line in lines) == content
+        assert (reader.filename, reader.max_age_s) == ("in.jsonl", None)
+    monkeypatch.setattr(upload, "MAX_LINES", upload.PAGE_LINES)
+    with pytest.raises(ApiError, match=f"more than {upload.PAGE_LINES} lines"):
+        list(upload.Upload(b"xyz", 100, len(content)).feed(body))
+    with pytest.raises(ApiError, match=r"line 1 has more than 100 bytes"):
+        list(upload.Upload(b"xyz", 100, 1 << 30).feed(form(('name="file"', b"x" * 101))))

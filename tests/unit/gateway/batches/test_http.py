@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from array import array
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,10 +17,11 @@ import pytest
 
 from swarm.api_keys.file import update_keys
 from swarm.api_keys.keys import KeyLimits, make_key
-from swarm.client.results import Completion, Piece, Usage
+from swarm.client.results import Completion, Piece, Usage, VectorAnswer
 from swarm.config import BatchSettings, GatewaySettings, Settings
 from swarm.errors import ClientError, InvalidRequest, Overloaded, RequestFailed
 from swarm.gateway.batches import line_request, service, store
+from swarm.gateway.batches.upload import Upload
 from swarm.gateway.completion.service import CompletionService
 from swarm.gateway.middleware import auth
 from swarm.gateway.middleware.body import decode_body
@@ -39,6 +41,7 @@ class Stream:
 
     def __init__(self, client: Client, request_id: str) -> None:
         self._client, self._id, self._pieces = client, request_id, [Piece(97, "a", 0, 0, None, (), ())]
+        self._cancels = False
 
     async def take_ready(self) -> list[Piece]:
         if error := self._client.errors.pop(self._id, None):
@@ -52,9 +55,12 @@ class Stream:
             return [Piece(None, "", 1, 0, "stop", (), ())]
         return []
 
-    def close(self, *, cancel: bool = False) -> None:
+    def cancel_when_left(self) -> None:
+        self._cancels = True
+
+    def close(self) -> None:
         if self.completion is None:
-            self._client.closed.append((self._id, cancel))
+            self._client.closed.append((self._id, self._cancels))
 
 
 class Client:
@@ -86,6 +92,14 @@ class Client:
     def stream(self, _prompt: object, params: object, *, request_id: str, **options: Any) -> Stream:
         self._asked.append((request_id, params, options))
         return Stream(self, request_id)
+
+    async def compute_vectors(
+        self, sources: list[tuple[int, ...]], params: object, *, request_id: str, **options: Any
+    ) -> list[VectorAnswer]:
+        self._asked.append((request_id, params, options))
+        await self.may_end.wait()
+        vector = array("f", [1.0] * 8).tobytes()
+        return [VectorAnswer(request_id, vector, len(ids), 0, 0.0) for ids in sources]
 
     async def trace(self, request_id: str) -> Any:
         raise AssertionError(request_id)
@@ -149,10 +163,10 @@ def chat(**fields: Any) -> dict[str, Any]:
     return {"model": "toy", "messages": [{"role": "user", "content": "a"}], **fields}
 
 
-async def begin(client: Any, content: bytes, endpoint: str = CHAT, window: str = "24h") -> Any:
+async def begin(client: Any, content: bytes, endpoint: str = CHAT, window: str = "24h", **fields: Any) -> Any:
     file = await client.files.create(file=("in.jsonl", content), purpose="batch")
     return await client.batches.create(
-        input_file_id=file.id, endpoint=endpoint, completion_window=window, metadata={"of": "mine"}
+        input_file_id=file.id, endpoint=endpoint, completion_window=window, metadata={"of": "mine"}, **fields
     )
 
 
@@ -237,6 +251,78 @@ async def test_bad_lines_fail_the_batch_and_are_named(gateway: Gateway) -> None:
     assert gateway.client.asked == []
 
 
+async def test_files_expire(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After 30 days, or as their owner asks: an upload since its creation, answers since the end of the batch."""
+    monkeypatch.setattr(service, "EXPIRY_S", 0.001)
+    gateway = Gateway(tmp_path)
+    await gateway.start()
+    client, expiry = gateway.openai(), {"anchor": "created_at", "seconds": 7200}
+    short = await client.files.create(file=("in.jsonl", lines(chat())), purpose="batch", expires_after=expiry)
+    assert short.expires_at == short.created_at + 7200
+    batch = await ended(client, await begin(client, lines(chat()), output_expires_after=expiry))
+    source = await client.files.retrieve(batch.input_file_id)
+    assert source.expires_at == source.created_at + 30 * 86_400
+    assert (await client.files.retrieve(batch.output_file_id)).expires_at == batch.completed_at + 7200
+    gateway.now += 7200
+    async with asyncio.timeout(WAIT_S):
+        while [file.id for file in (await client.files.list()).data] != [source.id]:  # noqa: ASYNC110 (a thread deletes)
+            await asyncio.sleep(0.001)
+    assert (await client.batches.retrieve(batch.id)).output_file_id == batch.output_file_id
+    with pytest.raises(openai.NotFoundError):
+        await client.files.content(batch.output_file_id)
+    await gateway.stop()
+
+
+async def test_an_upload_is_split_in_a_thread(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a file of line breaks does not hold up other requests."""
+    threads: set[threading.Thread] = set()
+    feed = Upload.feed
+
+    def feed_in_thread(own: Upload, data: bytes) -> Any:
+        threads.add(threading.current_thread())
+        return feed(own, data)
+
+    monkeypatch.setattr(Upload, "feed", feed_in_thread)
+    file = await gateway.openai().files.create(file=("in.jsonl", b"\n" * 100_000), purpose="batch")
+    assert file.bytes == 100_000
+    assert threading.main_thread() not in threads
+    assert len(threads) == 1
+
+
+async def test_an_answer_is_encoded_in_a_thread(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+    encode = line_request.encode_answer
+
+    def encode_in_thread(*given: Any) -> bytes:
+        threads.append(threading.current_thread())
+        return encode(*given)
+
+    monkeypatch.setattr(line_request, "encode_answer", encode_in_thread)
+    client = gateway.openai()
+    await ended(client, await begin(client, lines(chat())))
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (b"\xff\xfe\n", "invalid_json_line"),
+        (b"\x00\n", "invalid_json_line"),
+        (
+            b'{"custom_id": "\\ud800", "method": "POST", "url": "/v1/chat/completions", "body": {}}\n',
+            "invalid_json_line",
+        ),
+        (b"[" * 100_000 + b"\n", "invalid_request"),
+        (b"\n" * 5000, "empty_file"),
+    ],
+)
+async def test_hostile_lines_fail_their_batch(gateway: Gateway, content: bytes, error: str) -> None:
+    client = gateway.openai()
+    batch = await ended(client, await begin(client, content))
+    assert (batch.status, [e.code for e in batch.errors.data]) == ("failed", [error])
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -244,6 +330,8 @@ async def test_bad_lines_fail_the_batch_and_are_named(gateway: Gateway) -> None:
         ({"completion_window": "31d"}, "completion_window"),
         ({"input_file_id": "file-none"}, "input_file_id"),
         ({"metadata": {"a": "b" * 513}}, "metadata"),
+        ({"output_expires_after": {"anchor": "now", "seconds": 3600}}, "output_expires_after.anchor"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after.seconds"),
         ({"unknown": 1}, "unknown"),
     ],
 )
@@ -266,7 +354,7 @@ async def test_uploads_have_bounds(tmp_path: Path) -> None:
     with pytest.raises(openai.BadRequestError, match="purpose"):
         await client.files.create(file=("in.jsonl", b"x"), purpose="fine-tune")
     with pytest.raises(openai.BadRequestError, match="expires_after"):
-        await client.files.create(file=b"x", purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600})
+        await client.files.create(file=b"x", purpose="batch", expires_after={"anchor": "created_at", "seconds": 3599})
     batch = await ended(client, await begin(client, lines(chat(), chat(), chat())))
     assert [error.code for error in batch.errors.data] == ["too_many_tasks"]
     with pytest.raises(openai.APIStatusError, match=r"batch\.max_stored") as caught:
@@ -290,7 +378,7 @@ async def test_an_upload_that_stops_is_refused_and_leaves_nothing(tmp_path: Path
         response = await gateway.http.post("/v1/files", content=stop_after_a_line(), headers=headers)
     assert response.status_code == 408
     assert response.json()["error"]["code"] == "timeout"
-    await until(lambda: not gateway.app.batches._tasks)
+    await until(lambda: len(gateway.app.batches._tasks) == 1)  # which deletes expired files
     assert gateway.app.batches._store is not None
     assert gateway.app.batches._store._opened.execute("SELECT COUNT(*) FROM files").fetchone() == (0,)
     await gateway.stop()
@@ -434,12 +522,21 @@ async def test_a_batch_expires(gateway: Gateway) -> None:
     assert (line["response"], line["error"]["code"]) == (None, "batch_expired")
 
 
-async def test_a_restarted_gateway_submits_the_same_requests(gateway: Gateway, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("url", "bodies"),
+    [
+        (CHAT, [{"messages": [{"role": "user", "content": text}]} for text in ("a", "bb")]),
+        ("/v1/embeddings", [{"input": "a"}, {"input": ["bb", "c"]}]),
+    ],
+)
+async def test_a_restarted_gateway_submits_the_same_requests(
+    gateway: Gateway, tmp_path: Path, url: str, bodies: list[dict[str, Any]]
+) -> None:
     """Equal to the last parameter, so that the broker takes them for the running ones; answered lines stay as they
     are."""
     client = gateway.openai()
     gateway.client.may_end.clear()
-    batch = await begin(client, lines(chat(), {"model": "toy", "messages": [{"role": "user", "content": "bb"}]}))
+    batch = await begin(client, lines(*({"model": "toy", **body} for body in bodies), url=url), url)
     await until(lambda: len(gateway.client.asked) == 2)
     await gateway.stop()
     second = Gateway(tmp_path)
@@ -448,6 +545,9 @@ async def test_a_restarted_gateway_submits_the_same_requests(gateway: Gateway, t
     batch = await ended(second.openai(), batch)
     assert batch.request_counts.completed == 2
     assert second.client.asked == gateway.client.asked
+    assert [(asked[0], asked[1].seed is None, asked[2]["detached"]) for asked in second.client.asked] == [
+        (f"{batch.id}-{number}", False, True) for number in (1, 2)
+    ]
     await second.stop()
     third = Gateway(tmp_path)
     await third.start()
@@ -477,6 +577,31 @@ async def test_a_key_sees_its_own_and_pays_for_its_lines(tmp_path: Path) -> None
     await gateway.stop()
 
 
+async def test_files_belong_to_a_key_and_not_to_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rotated key keeps them; a new key with the name of a revoked one does not get them."""
+    monkeypatch.setattr(auth, "KEYS_CHECK_S", 0.0)
+    path, seen = tmp_path / "keys.json", {}
+    old, seen["old"] = make_key("bob", KeyLimits(), "")
+    update_keys(path, lambda ring: ring.add(old))
+    gateway = Gateway(tmp_path)
+    await gateway.start()
+    batch = await ended(gateway.openai(seen["old"]), await begin(gateway.openai(seen["old"]), lines(chat())))
+    rotated, seen["rotated"] = make_key("bob", KeyLimits(), "", key_id=old.id)
+    update_keys(path, lambda ring: ring.replace(rotated))
+    client = gateway.openai(seen["rotated"])
+    assert (await client.batches.retrieve(batch.id)).id == batch.id
+    assert len(await read(client, batch.output_file_id)) == 1
+    with pytest.raises(openai.AuthenticationError):
+        await gateway.openai(seen["old"]).files.list()
+    new, seen["new"] = make_key("bob", KeyLimits(), "")
+    update_keys(path, lambda ring: ring.remove("bob").add(new))
+    client = gateway.openai(seen["new"])
+    assert (await client.files.list()).data == (await client.batches.list()).data == []
+    with pytest.raises(openai.NotFoundError):
+        await client.files.content(batch.output_file_id)
+    await gateway.stop()
+
+
 async def test_a_key_without_tokens_waits_and_a_revoked_one_runs_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -496,7 +621,7 @@ async def test_a_key_without_tokens_waits_and_a_revoked_one_runs_nothing(
     gateway.pass_time(line_request.MAX_WAIT_S)
     await until(lambda: not gateway.app.batches._runner.num_active)
     assert len(gateway.client.asked) == 1
-    record = await gateway.app.batches.batch(batch.id, "bob")
+    record = await gateway.app.batches.batch(batch.id, shown.split("-")[2])
     assert record is not None
     assert (record.status, record.num_completed, record.num_failed) == ("completed", 1, 2)
     await gateway.stop()

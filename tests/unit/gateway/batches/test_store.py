@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from swarm.gateway.batches.objects import Answer, BatchRecord, BatchStatus, NewBatch
+from swarm.gateway.batches import store as store_module
+from swarm.gateway.batches.database import StoreFailed
+from swarm.gateway.batches.objects import PAGE_BYTES, Answer, BatchRecord, BatchStatus, NewBatch
 from swarm.gateway.batches.runner import BatchChecked, Move, Write
 from swarm.gateway.batches.store import (
     MAX_UNFINISHED,
-    PAGE_BYTES,
     BatchStore,
     StoreConflict,
-    StoreFailed,
     StoreFull,
     TooManyBatches,
 )
@@ -38,14 +38,14 @@ def line(number: int) -> bytes:
     return json.dumps({"custom_id": f"c{number}", "method": "POST", "url": CHAT, "body": {}}).encode() + b"\n"
 
 
-def add_file(store: BatchStore, lines: list[bytes], tenant: str = "alice") -> str:
-    file_id = store.begin_file(tenant, "", 1000.5)
+def add_file(store: BatchStore, lines: list[bytes], owner: str = "alice") -> str:
+    file_id = store.begin_file(owner, "", 1000.5)
     store.add_lines(file_id, 1, lines)
-    return store.finish_file(file_id, "in.jsonl").id
+    return store.finish_file(file_id, "in.jsonl", 5000).id
 
 
-def add_batch(store: BatchStore, lines: list[bytes], tenant: str = "alice") -> BatchRecord:
-    record = store.create_batch(NewBatch(tenant, CHAT, add_file(store, lines, tenant), "1h", {"a": "b"}), 2000)
+def add_batch(store: BatchStore, lines: list[bytes], owner: str = "alice") -> BatchRecord:
+    record = store.create_batch(NewBatch(owner, owner, CHAT, add_file(store, lines, owner), "1h", {"a": "b"}), 2000)
     assert record is not None
     return record
 
@@ -55,9 +55,9 @@ def check(store: BatchStore, record: BatchRecord, max_lines: int = 100) -> Batch
     return result[0]
 
 
-def read(store: BatchStore, file_id: str | None, tenant: str = "alice") -> bytes:
+def read(store: BatchStore, file_id: str | None, owner: str = "alice") -> bytes:
     content, last = b"", 0
-    while (page := store.read_content(file_id or "", tenant, last)) is not None and page[0]:
+    while (page := store.read_content(file_id or "", owner, last)) is not None and page[0]:
         content, last = content + page[0], page[1]
     return content
 
@@ -80,7 +80,7 @@ def test_a_file_is_read_back_as_it_came_in_pages(store: BatchStore) -> None:
     record = store.file(file_id, "alice")
     assert record is not None
     assert record.to_json() | {"id": ""} == {
-        "id": "", "object": "file", "bytes": sum(map(len, lines)), "created_at": 1000, "expires_at": None,
+        "id": "", "object": "file", "bytes": sum(map(len, lines)), "created_at": 1000, "expires_at": 5000,
         "filename": "in.jsonl", "purpose": "batch", "status": "processed", "status_details": None,
     }  # fmt: skip
     assert read(store, file_id) == b"".join(lines)
@@ -101,7 +101,7 @@ def test_a_store_that_others_may_read_is_refused(store: BatchStore, tmp_path: Pa
         store.open()
 
 
-def test_a_tenant_finds_only_its_own(store: BatchStore) -> None:
+def test_an_owner_finds_only_its_own(store: BatchStore) -> None:
     record = add_batch(store, [line(1)])
     assert store.file(record.input_file_id, "bob") is None
     assert store.read_content(record.input_file_id, "bob", 0) is None
@@ -110,7 +110,7 @@ def test_a_tenant_finds_only_its_own(store: BatchStore) -> None:
     assert store.batch(record.id, "bob") is None
     assert store.cancel_batch(record.id, "bob", 0) is None
     assert store.list_batches("bob", None, 10) == ([], False)
-    assert store.create_batch(NewBatch("bob", CHAT, record.input_file_id, "1h", {}), 0) is None
+    assert store.create_batch(NewBatch("bob", "bob", CHAT, record.input_file_id, "1h", {}), 0) is None
 
 
 def test_lists_have_pages_in_both_orders(store: BatchStore) -> None:
@@ -223,7 +223,7 @@ def test_a_batch_that_ends_after_its_cancellation_is_cancelled(store: BatchStore
     assert store.cancel_batch(record.id, "alice", 2700) == ended
 
 
-def test_the_limit_of_unfinished_batches_is_each_tenants_own(store: BatchStore) -> None:
+def test_the_limit_of_unfinished_batches_is_each_owners_own(store: BatchStore) -> None:
     records = [add_batch(store, [line(1)]) for _ in range(MAX_UNFINISHED)]
     with pytest.raises(TooManyBatches, match=str(MAX_UNFINISHED)):
         add_batch(store, [line(1)])
@@ -247,6 +247,52 @@ def test_a_file_is_not_deleted_while_a_batch_reads_it(store: BatchStore) -> None
     store.write(Write((), (Move(record.id, BatchStatus.failed),)), 0)
     assert store.delete_file(record.input_file_id, "alice")
     assert store.file(record.input_file_id, "alice") is None
+
+
+def test_expired_files_are_deleted_and_then_the_records_of_their_batches(store: BatchStore) -> None:
+    """A file stays as long as an unfinished batch reads it."""
+    new = NewBatch("alice", "alice", CHAT, add_file(store, [line(1)]), "1h", {}, output_age_s=9000)
+    record = store.create_batch(new, 2000)
+    assert record is not None
+    check(store, record)
+
+    def delete(now: float) -> int:
+        number = 0
+        while store.delete_expired(now):
+            number += 1
+        return number
+
+    assert delete(5000) == 0
+    [ended] = store.write(Write(((record.id, 1, good(1)),), (Move(record.id, BatchStatus.completed),)), 4000)
+    output = store.file(ended.output_file_id or "", "alice")
+    assert output is not None
+    assert output.expires_at == 13_000
+    assert delete(4999) == 0
+    assert delete(5000) == 1
+    assert store.file(record.input_file_id, "alice") is None
+    assert delete(12_999) == 0
+    assert read(store, output.id) == b"good 1\n"
+    assert delete(13_000) == 1
+    assert store.file(output.id, "alice") is None
+    assert store.batch(record.id, "alice") is not None
+    assert delete(record.expires_at + 9000) == 0
+    assert store.batch(record.id, "alice") is None
+    assert store._opened.execute("SELECT (SELECT COUNT(*) FROM lines), (SELECT COUNT(*) FROM answers)").fetchone() == (
+        0,
+        0,
+    )
+
+
+def test_all_unfinished_batches_together_have_a_limit_of_requests(
+    store: BatchStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their line numbers are kept in memory. Blank lines don't count."""
+    monkeypatch.setattr(store_module, "MAX_QUEUED", 3)
+    first = add_batch(store, [line(1), b"\n", line(2)])
+    with pytest.raises(TooManyBatches, match="2 requests"):
+        add_batch(store, [line(1), line(2)], "bob")
+    store.write(Write((), (Move(first.id, BatchStatus.failed),)), 0)
+    add_batch(store, [line(1), line(2)], "bob")
 
 
 def test_long_lines_are_checked_in_portions(store: BatchStore) -> None:
@@ -306,9 +352,10 @@ def test_a_damaged_store_is_reported(store: BatchStore, tmp_path: Path) -> None:
         store.open()
 
 
-def test_a_store_of_a_newer_version_is_left_alone(store: BatchStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 99])
+def test_a_store_of_another_version_is_left_alone(store: BatchStore, tmp_path: Path, version: int) -> None:
     store.close()
     with sqlite3.connect(tmp_path / "batches" / "batches.db") as db:
-        db.execute("PRAGMA user_version = 99")
-    with pytest.raises(StoreFailed, match="newer"):
+        db.execute(f"PRAGMA user_version = {version}")
+    with pytest.raises(StoreFailed, match="another version"):
         store.open()

@@ -1,0 +1,45 @@
+"""A draft model in whole swarms with accidents: right or wrong, late or dead, it changes no answer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import get_args
+
+import msgspec
+import pytest
+
+from swarm.broker.speculation import drafts
+from swarm.sim.run import run
+from swarm.sim.schedules.schedule import DraftBehaviour
+from swarm.wire.draft_messages import AskedSequence
+
+schedules = pytest.mark.schedules
+NUM = 20
+
+
+@pytest.mark.parametrize("first_seed", [0, *(pytest.param(first, marks=schedules) for first in (20, 40, 60, 80))])
+@pytest.mark.parametrize("spills", [False, pytest.param(True, marks=schedules)])
+def test_accidents_beside_a_draft_model(first_seed: int, spills: bool) -> None:
+    """Its tokens are proposed, and it misbehaves in every way, although workers, connections and brokers are lost."""
+    played = [run(seed, drafts=True, spills=spills) for seed in range(first_seed, first_seed + NUM)]
+    assert [(o.seed, o.failure) for o in played if o.failure] == []
+    assert sum(o.num_drafted for o in played) > 10 * NUM
+    done: Counter[str] = sum((Counter(o.faults) for o in played), Counter())
+    assert {f"draft {behaviour}" for behaviour in get_args(DraftBehaviour)} <= done.keys()
+
+
+def test_without_it_nothing_is_drafted() -> None:
+    assert run(5).num_drafted == 0
+
+
+def test_other_tokens_in_the_draft_model_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the broker leaves out the first token of each request."""
+
+    def leave_out(wish: drafts._Wish) -> AskedSequence:
+        entry = make(wish)
+        return msgspec.structs.replace(entry, tokens=entry.tokens[1:])
+
+    make = drafts._entry
+    monkeypatch.setattr(drafts, "_entry", leave_out)
+    failures = (run(seed, drafts=True).failure for seed in range(NUM))
+    assert "the draft model has other tokens" in next((failure for failure in failures if failure is not None), "")
