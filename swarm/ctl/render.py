@@ -30,7 +30,7 @@ _NODE_COLUMNS: tuple[Column, ...] = (
     ("process", "process"),
 )
 # Omitted in a narrow window, the first one first.
-_NODE_OPTIONAL = ("process", "memory", "for", "standby", "device", "pace")
+_NODE_OPTIONAL = ("process", "for", "standby", "memory", "device", "pace")
 # Only --json shows these. (Evidence and kernels, with the type of weights, are printed below the table, because
 # sentences don't fit into columns. The remaining columns fit into 120 characters. Doubts are rare, so they have no
 # columns either.)
