@@ -6,8 +6,9 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,6 +24,15 @@ CHUNK = 8  # seeds that a process runs before it reports: rarely enough to be ch
 MAX_SHOWN = 20  # violations that are listed for people; ``--json`` lists all
 
 
+class Extra(StrEnum):
+    """Further part of the simulated swarms: workers write keys and values to disk, callers ask for vectors, the broker
+    has a draft model."""
+
+    spills = "spills"
+    vectors = "vectors"
+    drafts = "drafts"
+
+
 def sim(
     *,
     seed: Annotated[
@@ -33,6 +43,9 @@ def sim(
     ] = None,
     first_seed: Annotated[int, typer.Option("--first-seed", metavar="K", min=0, help="First seed.")] = 0,
     no_faults: Annotated[bool, typer.Option("--no-faults", help="Inject no faults, and dismiss no worker.")] = False,
+    extras: Annotated[
+        list[Extra] | None, typer.Option("--with", help="Also simulate this part (may be repeated).")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Simulate whole swarms under virtual time: workers and broker die, workers freeze, hang and send wrong data,
@@ -44,17 +57,17 @@ def sim(
     if seed is not None and schedules is not None:
         raise typer.BadParameter("--seed runs one schedule, --schedules many: choose one")
     if seed is not None:
-        failed = _run_one(seed, not no_faults, as_json)
+        failed = _run_one(seed, not no_faults, extras or (), as_json)
     else:
-        failed = _run_many(first_seed, schedules or 200, not no_faults, as_json)
+        failed = _run_many(first_seed, schedules or 200, not no_faults, extras or (), as_json)
     if failed:
         raise typer.Exit(EXIT_FAILED)
 
 
-def _run_one(seed: int, faults: bool, as_json: bool) -> bool:
+def _run_one(seed: int, faults: bool, extras: Sequence[Extra], as_json: bool) -> bool:
     from swarm.sim.run import run
 
-    outcome = run(seed, faults=faults)
+    outcome = run(seed, faults=faults, **dict.fromkeys(extras, True))
     if as_json:
         print_json(asdict(outcome))
         return outcome.failure is not None
@@ -115,9 +128,9 @@ class SimTotals:
         )
 
 
-def _run_many(first_seed: int, count: int, faults: bool, as_json: bool) -> bool:
+def _run_many(first_seed: int, count: int, faults: bool, extras: Sequence[Extra], as_json: bool) -> bool:
     tally, progress = SimTotals(), ConsoleProgress(sys.stderr)
-    for outcomes in run_seeds(first_seed, count, faults):
+    for outcomes in run_seeds(first_seed, count, faults, extras):
         for outcome in outcomes:
             tally.add(outcome)
         if sys.stderr.isatty():
@@ -135,16 +148,17 @@ def _run_many(first_seed: int, count: int, faults: bool, as_json: bool) -> bool:
         print_error("swarm sim", f"seed {seed}: {failure}")
     if tally.violations:
         again = f"swarm sim --seed {tally.violations[0][0]}{'' if faults else ' --no-faults'}"
+        again += "".join(f" --with {extra}" for extra in extras)
         print_error(
             "swarm sim", f"{len(tally.violations)} of {count} schedules broke a rule: '{again}' shows the first"
         )
     return bool(tally.violations)
 
 
-def run_seeds(first_seed: int, count: int, faults: bool) -> Iterator[list[Outcome]]:
+def run_seeds(first_seed: int, count: int, faults: bool, extras: Sequence[Extra] = ()) -> Iterator[list[Outcome]]:
     """Run these seeds and yield the outcomes in order, in chunks, on one process per core."""
     end = first_seed + count
-    chunks = [(first, min(CHUNK, end - first), faults) for first in range(first_seed, end, CHUNK)]
+    chunks = [(first, min(CHUNK, end - first), faults, tuple(extras)) for first in range(first_seed, end, CHUNK)]
     num_processes = min(MAX_PROCESSES, len(chunks), _num_cores())
     if num_processes == 1:
         yield from map(_run_chunk, chunks)
@@ -164,8 +178,8 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _run_chunk(chunk: tuple[int, int, bool]) -> list[Outcome]:
+def _run_chunk(chunk: tuple[int, int, bool, tuple[Extra, ...]]) -> list[Outcome]:
     from swarm.sim.run import run_many
 
-    first_seed, count, faults = chunk
-    return list(run_many(first_seed, count, faults=faults))
+    first_seed, count, faults, extras = chunk
+    return list(run_many(first_seed, count, faults=faults, **dict.fromkeys(extras, True)))

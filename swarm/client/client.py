@@ -365,6 +365,8 @@ class AsyncClient(AdminMixin):
         tasks = [asyncio.ensure_future(work()) for _ in range(min(MAX_VECTORS_AT_ONCE, len(sources)))]
         try:
             await asyncio.gather(*tasks)
+        except InvalidRequest:
+            raise
         except ClientError:
             for stream in streams:
                 stream.cancels = False  # detached requests run on: a repetition finds them

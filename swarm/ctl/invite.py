@@ -72,7 +72,7 @@ def invite(  # noqa: PLR0917 (options are parameters)
 ) -> None:
     """Let another machine join: print one line, to be used there once, and the command for it.
 
-    The machine and its memory are no part of the invitation: --device and --memory-limit only complete the command.
+    The device and the memory limit are no part of the invitation: they only complete the command.
     """
     from swarm.auth import invitation
     from swarm.cli.output import print_json
@@ -102,7 +102,8 @@ def invite(  # noqa: PLR0917 (options are parameters)
             f"{_RUN[role].format('-', flags)}"
         )
         if role is InviteRole.worker:
-            print(f"As a service there (docs/how-to/systemd.md): {_describe_unit(device, memory_limit)}")
+            unit = _describe_unit(device, memory_limit)
+            print(f"As a service there, after joining once (docs/how-to/systemd.md): {unit}")
 
 
 def _worker_flags(device: str, memory_limit: str) -> str:
@@ -117,7 +118,11 @@ def _describe_unit(device: str, memory_limit: str) -> str:
     """Return the command that installs such a worker's unit, and the unit's setting for the device."""
     gpu = " --gpu" if device.startswith("cuda") or device == "auto" else ""
     limit = f" --memory-limit {memory_limit.replace(' ', '')}" if memory_limit else ""
-    edit = f", then systemctl edit swarm-worker@NAME: Environment=SWARM_WORKER__DEVICE={device}" if device else ""
+    edit = (
+        f", then systemctl edit swarm-worker@NAME: [Service], Environment=SWARM_WORKER__DEVICE={device}"
+        if device
+        else ""
+    )
     return f"swarm systemd install{gpu}{limit}{edit}"
 
 

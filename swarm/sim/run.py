@@ -117,9 +117,9 @@ def _run(seed: int, *, faults: bool, spills: bool, vectors: bool, drafts: bool) 
     )
 
 
-def run_many(first_seed: int, count: int, *, faults: bool = True) -> Iterator[Outcome]:
+def run_many(first_seed: int, count: int, *, faults: bool = True, **extras: bool) -> Iterator[Outcome]:
     for seed in range(first_seed, first_seed + count):
-        yield run(seed, faults=faults)
+        yield run(seed, faults=faults, **extras)
 
 
 def _build_cluster(world: World, schedule: Schedule, spill_disk: SimSpillDisk | None) -> Cluster:

@@ -67,7 +67,7 @@ def test_an_invitation_has_all_that_is_needed(broker: FakeBroker, capsys: pytest
     [asked] = broker.heard_of(Invite)
     assert asked == Invite(key=public_of(read.secret), role="worker", uses=3, valid_s=7200.0, name="far")
     assert then == "Good 3 times, for 2h. Run on the other machine, and paste the line there: swarm worker --join -"
-    assert service == "As a service there (docs/how-to/systemd.md): swarm systemd install"
+    assert service == "As a service there, after joining once (docs/how-to/systemd.md): swarm systemd install"
 
 
 def test_the_command_for_a_worker_has_its_device_and_memory(
@@ -78,7 +78,7 @@ def test_the_command_for_a_worker_has_its_device_and_memory(
     _, then, service = capsys.readouterr().out.splitlines()
     assert then.endswith("swarm worker --join - --device cuda:1 --memory-limit 8GiB")
     assert service.endswith(
-        "swarm systemd install --gpu --memory-limit 8GiB, then systemctl edit swarm-worker@NAME: "
+        "swarm systemd install --gpu --memory-limit 8GiB, then systemctl edit swarm-worker@NAME: [Service], "
         "Environment=SWARM_WORKER__DEVICE=cuda:1"
     )
     assert shown(capsys, "invite", "--role", "worker", *flags)["run"].endswith("--device cuda:1 --memory-limit 8GiB")

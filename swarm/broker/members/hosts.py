@@ -29,9 +29,9 @@ class HostManager:
     def join(self, client: bytes, message: Join) -> None:
         if not self._registry.connected:
             reason = (
-                f"no `swarm up` is connected that could start a worker: run `{_worker_command(message)}` on this "
-                "machine; on another one, what `swarmctl invite --role worker` prints; under systemd, "
-                "`systemctl start swarm-worker@NAME`"
+                "no `swarm up` is connected that could start a worker. On the broker's machine, run "
+                f"`{_worker_command(message)}` with the swarm's --url and --model, or `systemctl start "
+                "swarm-worker@NAME`; on another one, what `swarmctl invite --role worker` prints"
             )
             self._refuse(client, reason)
             return

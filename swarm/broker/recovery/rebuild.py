@@ -395,7 +395,7 @@ class Rebuilder:
     def _log_start(self, waiting: list[Sequence]) -> None:
         runs = [run for sequence in waiting for run in sequence.rebuilds]
         cost, least = sum(run.cost for run in runs), sum(run.least for run in runs)
-        self.state.recoveries.add_replay_work(cost, least)
+        self.state.recoveries.begin_replays(cost, least)
         self.out.note(
             "replay_begins",
             sequences=len(waiting),

@@ -380,7 +380,7 @@ class Reconfiguration:
         self._state.moves.end_plan()
         self._state.moves.lift_quiet(self._state.now + self.target.rules.cooldown_s)
         self._state.plans.fail()
-        self._state.recoveries.drop_replay_work(*self._state.rebuilding.work_left())
+        self._state.recoveries.drop_replays(*self._state.rebuilding.work_left())
         self._state.rebuilding.clear()
         self._state.clear_stages()
         self._out.append(DisconnectPipeline())

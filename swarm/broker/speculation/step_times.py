@@ -110,8 +110,8 @@ class StepTimes:
 
 
 def _class_of(positions: int) -> int:
-    """Return the class. None extends beyond a multiple of 16: kernels compute 16 rows together, so the next position
-    costs more."""
+    """Return the class. Up to 256 positions, none extends beyond a multiple of 16: kernels compute 16 rows together, so
+    the next position costs more."""
     before = positions - 1
     if before < 8:
         return before

@@ -90,6 +90,7 @@ class Recovery:
     least_layer_positions: int = 0  # the part of that work that no other plan could have avoided
     copied_layer_positions: int = 0  # work that copies of keys and values have saved
     restored_layer_positions: int = 0  # work that reading keys and values from disk has saved
+    has_replays: bool = False  # whether the replays under way are counted here; those of a planned move are not
 
     def as_json(self) -> Json:
         prediction = self.predicted
@@ -199,9 +200,16 @@ class RecoveryHistory:
             self.current.layer_positions += layer_positions
             self.current.least_layer_positions += least
 
-    def drop_replay_work(self, layer_positions: int, least: int) -> None:
-        """Subtract the work of replays that a further loss has ended before their positions were computed."""
+    def begin_replays(self, layer_positions: int, least: int) -> None:
+        """Add the work of the replays that begin now."""
+        self.add_replay_work(layer_positions, least)
         if self.current is not None:
+            self.current.has_replays = True
+
+    def drop_replays(self, layer_positions: int, least: int) -> None:
+        """Subtract the work of replays that a further loss has ended before their positions were computed."""
+        if self.current is not None and self.current.has_replays:
+            self.current.has_replays = False
             self.current.layer_positions -= layer_positions
             self.current.least_layer_positions = min(
                 self.current.least_layer_positions - least, self.current.layer_positions

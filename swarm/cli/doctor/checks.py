@@ -292,7 +292,12 @@ def _outlook(facts: Facts) -> Iterator[Finding]:
         return
     if estimate.error:
         remedy = "free memory, or let other machines hold a part: swarm up --listen, swarmctl invite"
-        yield Finding("outlook", "trouble", f"no plan: {estimate.error}", remedy if estimate.is_short else "")
+        yield Finding(
+            "outlook",
+            "trouble",
+            f"no plan: {estimate.error}",
+            remedy if estimate.is_short else "choose another model, or another worker.dtype",
+        )
         return
     rates = ", ".join(f"{rows}: {_format_rate(rate)} tokens/s" for rows, rate in estimate.tokens_per_s)
     shares = " + ".join(map(str, estimate.layers))

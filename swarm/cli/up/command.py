@@ -214,7 +214,8 @@ async def _run(commands: ChildCommands, directory: Path, plan: _UpPlan, verbose:
         forkserver=forkserver,
         verbose=verbose,
     )
-    error = await runner.run(plan.num_workers, tuple(other.name for other in commands.others))
+    others = tuple(other.name for other in commands.others)
+    error = await runner.run(plan.num_workers, commands.settings.worker.device, others)
     progress.clear_status()
     if error is not None:
         return print_error("swarm", error)

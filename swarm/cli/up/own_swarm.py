@@ -83,7 +83,7 @@ async def _run(
 ) -> _T:
     quiet = ConsoleProgress(io.StringIO())  # the caller of ``use`` reports what the swarm waits for
     runner = Runner(commands, logs, progress, lambda: HostConnection(commands.url, quiet))
-    running = asyncio.create_task(runner.run(commands.num_workers))
+    running = asyncio.create_task(runner.run(commands.num_workers, commands.settings.worker.device))
     using = asyncio.create_task(use(commands.url))
     try:
         await asyncio.wait({running, using}, return_when=asyncio.FIRST_COMPLETED)

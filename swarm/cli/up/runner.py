@@ -108,14 +108,16 @@ class Runner:
         """Whether a second signal asked for an immediate end."""
         return self._num_interrupts > 1
 
-    async def run(self, num_workers: int, swarms: tuple[str, ...] = ()) -> str | None:
-        """Run until the end, with these further swarms; return the error, or None after a requested stop. No child
-        survives in any case."""
+    async def run(self, num_workers: int, device: str, swarms: tuple[str, ...] = ()) -> str | None:
+        """Run until the end, with this number of workers on this device, and with these further swarms.
+
+        Return the error, or None after a requested stop. No child survives in any case.
+        """
         try:
             self._add_signal_handlers()
             if num_workers:
                 self._start_forkserver()  # first, because it takes the longest
-            self.feed(SupervisorStarted(num_workers, self._gateway_watch is not None, swarms))
+            self.feed(SupervisorStarted(num_workers, self._gateway_watch is not None, swarms, device))
             self._host = self._make_host()
             async with asyncio.TaskGroup() as group:
                 loops = [

@@ -43,6 +43,8 @@ EX_TEMPFAIL = 75  # "try again later": a worker that the broker wants back as a 
 SIGNAL_BASE = 128  # the convention of shells: a process that exited in order because of signal n exits with 128 + n
 MAX_WORKERS = 64  # on one machine; more than is useful, but few enough to keep a machine usable
 
+_IN_MEMORY = ("cpu", "auto", "mps")  # devices that may use the machine's own memory
+
 BROKER = "broker"
 GATEWAY = "gateway"
 SWARM_PREFIX = "swarm-"  # of the children that run further swarms, each of its own model
@@ -58,12 +60,13 @@ def is_worker(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorStarted:
-    """``swarm up`` starts, with this number of workers, with or without a gateway, and with further swarms (names of
-    children)."""
+    """``swarm up`` starts, with this number of workers on this device, with or without a gateway, and with further
+    swarms (names of children)."""
 
     num_workers: int
     gateway: bool = False
     swarms: tuple[str, ...] = ()
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +222,7 @@ class Supervisor:
     ``SupervisorTick``."""
 
     def __init__(self) -> None:
+        self._device = "cpu"  # of the workers that the machine's memory is divided among
         self._children: dict[str, _Child] = {}
         self._num_named = 0  # workers that were ever named; the next one's number
         self._joins = JoinRequests()
@@ -258,7 +262,8 @@ class Supervisor:
 
     def _dispatch(self, event: Event, now: float) -> Iterator[Action]:
         match event:
-            case SupervisorStarted(num_workers, gateway, swarms):
+            case SupervisorStarted(num_workers, gateway, swarms, device):
+                self._device = device
                 self._gateway_at = now + GATEWAY_AFTER_S if gateway else None
                 yield self._start_new(StartChild(BROKER), now)
                 for _ in range(num_workers):
@@ -304,6 +309,10 @@ class Supervisor:
             yield AnswerRequest(
                 request.ticket, (), f"{len(self.workers())} workers run here already; the maximum is {MAX_WORKERS}"
             )
+        elif request.device in _IN_MEMORY and request.device != self._device and not request.memory_limit:
+            # Without a limit, each would take all free memory of the machine.
+            reason = f"--device {request.device} needs --memory-limit SIZE here: the others' device is {self._device}"
+            yield AnswerRequest(request.ticket, (), reason)
         else:
             names = tuple(self._next_name() for _ in range(request.count))
             self._joins.add(request.ticket, names, now)

@@ -278,6 +278,9 @@ def test_more_workers_have_a_limit_and_an_end() -> None:
     supervisor = begun(2)
     (answer,) = supervisor.handle(WorkersRequested(1, MAX_WORKERS - 1), 1.0)
     assert answer == AnswerRequest(1, (), f"2 workers run here already; the maximum is {MAX_WORKERS}")
+    (answer,) = supervisor.handle(WorkersRequested(1, 1, device="auto"), 1.0)
+    reason = "--device auto needs --memory-limit SIZE here: the others' device is cpu"
+    assert answer == AnswerRequest(1, (), reason)
     supervisor.handle(StopRequested(), 2.0)
     assert supervisor.handle(WorkersRequested(2, 1), 2.0) == [AnswerRequest(2, (), "this swarm up is stopping")]
 
