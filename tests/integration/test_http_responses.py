@@ -173,6 +173,14 @@ def test_an_item_is_sent_back_by_its_id(client: OpenAI) -> None:
         assert caught.value.param == "input[1].id"
 
 
+def test_the_items_that_references_stand_for_are_limited(client: OpenAI) -> None:
+    """A short body can't become a long conversation that is built before its length is checked."""
+    long = client.responses.create(model=MODEL, input="Hello", max_output_tokens=1500, extra_body={"ignore_eos": True})
+    references: Any = [{"type": "item_reference", "id": long.output[0].id}] * 4096
+    with pytest.raises(BadRequestError, match="refers to more than 16777216 bytes"):
+        client.responses.create(model=MODEL, input=references)
+
+
 CODEX: Json = {
     "model": MODEL,
     "instructions": "You are a coding agent.",

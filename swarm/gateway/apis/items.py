@@ -10,6 +10,7 @@ from swarm.gateway.errors import invalid_field, unsupported_field
 
 ROLES = ("user", "assistant", "system", "developer")
 MAX_REFERENCES = 4096  # of an input: each may be a lookup at the broker
+MAX_REFERENCED = 16 << 20  # bytes of the items that references of an input stand for
 # types of content parts, and the field that has their text
 TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 

@@ -8,10 +8,11 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from swarm.gateway.apis import responses, shapes
-from swarm.gateway.apis.items import find_references
+from swarm.gateway.apis.bodies import encode_json
+from swarm.gateway.apis.items import MAX_REFERENCED, find_references
 from swarm.gateway.apis.response_writer import ResponseWriter
 from swarm.gateway.apis.writer import Json
-from swarm.gateway.errors import ApiError
+from swarm.gateway.errors import ApiError, invalid_field
 from swarm.gateway.http.json import JsonResponse
 from swarm.gateway.http.state import caller_of, handler_for, parse_off_loop, resume_answer, select_service, swarms_of
 from swarm.gateway.routes import conversation
@@ -63,6 +64,7 @@ async def _fill_in_references(request: Request, body: responses.InputTokensBody)
         return
     owner = caller_of(request)
     items: dict[str, Json] = {}
+    size = 0
     for number, item_id, request_id in find_references(body.input):
         if item_id not in items:
             try:
@@ -76,6 +78,9 @@ async def _fill_in_references(request: Request, body: responses.InputTokensBody)
         if item_id not in items:
             raise _no_such_item(number, item_id)
         body.input[number] = items[item_id]
+        size += len(encode_json(items[item_id], "input"))
+        if size > MAX_REFERENCED:
+            raise invalid_field("input", f"refers to more than {MAX_REFERENCED} bytes of items")
 
 
 def _no_such_item(number: int, item_id: str) -> ApiError:
