@@ -11,6 +11,7 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Match
 
 from swarm.gateway.apis import chat, completions, shapes
 from swarm.gateway.apis.anthropic_writer import MessageWriter
@@ -234,13 +235,25 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path[:200]
     if error.status_code == 404:
-        text = f"{request.method} {path} is not offered here; /openapi.json lists what is"
+        similar = _similar_path(request, path)
+        hint = f"{similar} is: check the client's base URL" if similar else "/openapi.json lists what is"
+        text = f"{request.method} {path} is not offered here; {hint}"
         problem = ApiError(404, text, code="unsupported_endpoint")
     elif error.status_code == 405:
         problem = ApiError(405, f"{path} does not take {request.method}", code="unsupported_method")
     else:
         problem = ApiError(error.status_code, f"{request.method} {path}: {error.detail}")
     return error_response(request, problem)
+
+
+def _similar_path(request: Request, path: str) -> str | None:
+    """Return an offered path with one ``/v1`` more or less in front: APIs differ in whether a base URL has it."""
+    for similar in (f"/v1{path}", path.removeprefix("/v1")):
+        scope = {**request.scope, "path": similar}
+        is_other_api = similar != path and similar.startswith(("/v1/", "/api/"))
+        if is_other_api and any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
+            return similar
+    return None
 
 
 async def internal_error(request: Request, error: Exception) -> Response:

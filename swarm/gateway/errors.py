@@ -106,6 +106,19 @@ class ContextOverflow(ApiError):
         return {"type": "error", "error": {"type": self.type, "message": text}}
 
 
+class ThreadUnsupported(ApiError):
+    """The body asks for a thread, a conversation that the server stores. The details let the tool runner of Anthropic's
+    client continue without one."""
+
+    def __init__(self) -> None:
+        text = "thread is not supported here: send the whole conversation as messages"
+        super().__init__(400, text, param="thread", code="unsupported_parameter")
+
+    def to_anthropic(self) -> dict[str, Any]:
+        details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        return {"type": "error", "error": {"type": self.type, "message": self.message, "details": details}}
+
+
 def unsupported_field(field: str, why: str = "") -> ApiError:
     """Return the error for a field that would change the answer and that this server does not support."""
     reason = f"{field} is not supported here" + (f": {why}" if why else "; leave it out")

@@ -138,11 +138,47 @@ def test_an_answer_is_found_again_if_it_was_to_be_stored(client: OpenAI) -> None
     behind = list(client.responses.retrieve(kept.id, stream=True, starting_after=3))
     assert behind == events[4:]
     assert list(client.responses.retrieve(kept.id, stream=True, starting_after=len(events) - 1)) == []
+    default = client.responses.create(model=MODEL, input="Hello", max_output_tokens=4)
+    assert client.responses.retrieve(default.id) == default
     lost = client.responses.create(model=MODEL, input="Hello", max_output_tokens=4, store=False)
     with pytest.raises(NotFoundError, match="store"):
         client.responses.retrieve(lost.id)
     with pytest.raises(BadRequestError, match="background"):
         client.responses.cancel(kept.id)
+
+
+def test_an_item_is_sent_back_by_its_id(client: OpenAI) -> None:
+    """As the AI SDK does with a call before its result, unless ``store`` is false; the prompt is the same."""
+    user: Json = {"role": "user", "content": "Where is the cat?"}
+    tool: Json = {"type": "function", "name": "look", "parameters": {"type": "object", "additionalProperties": False}}
+    fields: Json = {"model": MODEL, "tools": [tool], "extra_body": {"seed": 1}}
+    asked = client.responses.create(input=[user], tool_choice="required", parallel_tool_calls=False, **fields)
+    (call,) = asked.output
+    assert call.type == "function_call"
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "in the mill"}
+
+    def answer(item: Json) -> tuple[str, int]:
+        made = client.responses.create(input=[user, item, result], **fields)
+        assert made.usage is not None
+        return made.output_text, made.usage.input_tokens
+
+    reference = {"type": "item_reference", "id": call.id}
+    assert answer(reference) == answer(call.model_dump())
+    counted = client.responses.input_tokens.count(model=MODEL, tools=[tool], input=[user, reference, result])
+    assert counted.input_tokens == answer(reference)[1]
+    lost = client.responses.create(input="Hello", max_output_tokens=4, store=False, **fields)
+    for item_id in ("fc_1", call.id + "0", f"fc_{'0' * 32}_0", lost.output[0].id, "x" * 1000):
+        with pytest.raises(NotFoundError, match="store: false") as caught:
+            answer({"type": "item_reference", "id": item_id})
+        assert caught.value.param == "input[1].id"
+
+
+def test_the_items_that_references_stand_for_are_limited(client: OpenAI) -> None:
+    """A short body can't become a long conversation that is built before its length is checked."""
+    long = client.responses.create(model=MODEL, input="Hello", max_output_tokens=1500, extra_body={"ignore_eos": True})
+    references: Any = [{"type": "item_reference", "id": long.output[0].id}] * 4096
+    with pytest.raises(BadRequestError, match="refers to more than 16777216 bytes"):
+        client.responses.create(model=MODEL, input=references)
 
 
 CODEX: Json = {

@@ -175,7 +175,6 @@ def test_what_agents_ask_for_and_nobody_has_is_named(served: Served) -> None:
     """The web search that Codex asks for unless it is switched off, and items that only OpenAI can read."""
     for fields, param in (
         ({"tools": [*CODEX["tools"], {"type": "web_search", "external_web_access": False}]}, "tools[2].type"),
-        ({"input": [*OPENING, {"type": "item_reference", "id": "rs_1"}]}, "input[3].type"),
         ({"input": [*OPENING, {"type": "compaction", "encrypted_content": "gAAA"}]}, "input[3].type"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ):

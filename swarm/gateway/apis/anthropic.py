@@ -28,7 +28,7 @@ from swarm.gateway.apis.writer import Json
 from swarm.gateway.completion.served_model import ServedModel
 from swarm.gateway.completion.service import REST_OF_CONTEXT
 from swarm.gateway.completion_request import CompletionRequest, ReasoningOptions, ToolOptions
-from swarm.gateway.errors import invalid_field, unsupported_field
+from swarm.gateway.errors import ThreadUnsupported, invalid_field, unsupported_field
 from swarm.gateway.resume_state import ResumeState, offered_tools
 from swarm.params import SamplingParams
 
@@ -151,6 +151,8 @@ def _reasoning_options(body: CountBody) -> ReasoningOptions:
 
 
 def _check_fields(body: CountBody, served: ServedModel) -> None:
+    if (body.model_extra or {}).get("thread") is not None:  # never ignored: its next body has only new messages
+        raise ThreadUnsupported()
     check_extra(body, served, IGNORED_FIELDS)
     if body.hops:
         raise unsupported_field("hops", "/v1/chat/completions and /v1/completions report them")

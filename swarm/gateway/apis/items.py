@@ -9,6 +9,8 @@ from swarm.gateway.apis.writer import Json
 from swarm.gateway.errors import invalid_field, unsupported_field
 
 ROLES = ("user", "assistant", "system", "developer")
+MAX_REFERENCES = 4096  # of an input: each may be a lookup at the broker
+MAX_REFERENCED = 16 << 20  # bytes of the items that references of an input stand for
 # types of content parts, and the field that has their text
 TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
@@ -25,6 +27,21 @@ def to_messages(given: str | Sequence[Mapping[str, Any]]) -> tuple[Json, ...]:
     return tuple(message for message in messages if not _is_empty(message))
 
 
+def find_references(given: Sequence[Mapping[str, Any]]) -> list[tuple[int, str, str]]:
+    """Return each ``item_reference`` of an input: its place, the item's id, and the id of the answer with this item.
+    Raises ApiError."""
+    references: list[tuple[int, str, str]] = []
+    for number, item in enumerate(given):
+        if item.get("type") == "item_reference":
+            if not isinstance(item.get("id"), str):
+                raise invalid_field(f"input[{number}].id", "must be a text")
+            request_id = item["id"].partition("_")[2].rpartition("_")[0]  # ResponseWriter makes these ids
+            references.append((number, item["id"], request_id))
+    if len(references) > MAX_REFERENCES:
+        raise invalid_field("input", f"takes at most {MAX_REFERENCES} references; send the items themselves")
+    return references
+
+
 def _is_empty(message: Json) -> bool:
     return message["role"] == "assistant" and not message["content"] and not message.get("tool_calls")
 
@@ -33,7 +50,7 @@ def _add_item(messages: list[Json], item: Mapping[str, Any], place: str) -> None
     kind = item.get("type") or ("message" if "role" in item else None)
     convert = _ITEMS.get(str(kind))
     if convert is None:
-        why = "nothing is stored here: send the item itself" if kind == "item_reference" else "leave the item out"
+        why = "send the item itself" if kind == "item_reference" else "leave the item out"  # a batch's reference
         raise unsupported_field(f"{place}.type", f"{kind!r}; {why}")
     convert(messages, item, place)
 

@@ -86,7 +86,9 @@ class InputTokensBody(ConversationBody):
     truncation: Annotated[str | None, Field(description="Only disabled.")] = None
     previous_response_id: Annotated[str | None, Field(description="Rejected: nothing is stored.")] = None
     background: Annotated[bool | None, Field(description="Rejected.")] = None
-    store: Annotated[bool | None, Field(description="Let GET /v1/responses/ID return it for a while.")] = None
+    store: Annotated[bool | None, Field(description="Unless false, GET /v1/responses/ID returns it for a while.")] = (
+        None
+    )
     metadata: Annotated[dict[str, Any] | None, Field(description="Repeated in the answer.")] = None
     reasoning: Annotated[dict[str, Any] | None, Field(description="effort; summary: thinking comes as one.")] = None
     seed: Annotated[int | None, Field(description="Swarm extension.")] = None
@@ -206,7 +208,7 @@ def _repeated_fields(body: ResponseBody, request: CompletionRequest) -> Json:
         "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
         "safety_identifier": extra.get("safety_identifier"),
         "service_tier": "default",
-        "store": bool(body.store),
+        "store": body.store is not False,
         "temperature": params.temperature,
         "text": {"format": _format_of(body) or {"type": "text"}, "verbosity": (body.text or {}).get("verbosity")},
         "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
@@ -226,5 +228,5 @@ def _complete_tool(given: Json) -> Json:
 
 
 def is_stored(memo: ResumeState) -> bool:
-    """Whether the request asked for its answer to be stored for later retrieval."""
+    """Whether an answer may be retrieved later, which OpenAI's clients expect unless they send ``store: false``."""
     return memo.api == "responses" and bool(memo.told.get("store"))

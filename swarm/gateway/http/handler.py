@@ -13,10 +13,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from swarm.gateway.answer import AnswerPart, TokenCounts
-from swarm.gateway.apis.writer import AnswerWriter
+from swarm.gateway.apis.writer import AnswerWriter, Json
 from swarm.gateway.completion.answer_stream import AnswerStream, MergedAnswers
 from swarm.gateway.completion.served_model import ServedModel
-from swarm.gateway.completion.service import SHORT_PROMPT, Caller, CompletionService, PreparedRequest, prompt_size
+from swarm.gateway.completion.service import (
+    SHORT_PROMPT,
+    AnswerSnapshot,
+    Caller,
+    CompletionService,
+    PreparedRequest,
+    prompt_size,
+)
 from swarm.gateway.completion_request import CompletionRequest
 from swarm.gateway.errors import ApiError, invalid_field
 from swarm.gateway.http.identity import RequestIdentity, identity_of
@@ -131,18 +138,25 @@ class CompletionHandler:
         return close
 
     async def look_up(self, request_id: str, caller: Caller, is_allowed: Callable[[ResumeState], bool]) -> Response:
-        """Return an answer's current state, without replacing its reader. The usage of an answer that has ended is
-        recorded as if the answer had been read.
+        """Return an answer's current state. The usage of an answer that has ended is recorded as if the answer had been
+        read. Raises ApiError."""
+        snapshot, body = await self.read_stored(request_id, caller, is_allowed)
+        if snapshot.has_ended:
+            account = self._usage.start(caller, snapshot.memo.api, body["model"], request_id, None, traced=False)
+            account.close("done", TokenCounts(0, snapshot.counts.answer))
+        return JsonResponse(body, headers=_headers(request_id))
+
+    async def read_stored(
+        self, request_id: str, caller: Caller, is_allowed: Callable[[ResumeState], bool]
+    ) -> tuple[AnswerSnapshot, Json]:
+        """Return an answer's current state, also as its API encodes it, without replacing its reader.
 
         ``is_allowed``: decides whether the caller may see the answer. Raises ApiError.
         """
         snapshot = await self._service.look_up(request_id, caller, is_allowed)
         served = await self._service.served_model()
         writer = self._writers[snapshot.memo.api](snapshot.memo, served, request_id)
-        if snapshot.has_ended:
-            account = self._usage.start(caller, snapshot.memo.api, served.name, request_id, None, traced=False)
-            account.close("done", TokenCounts(0, snapshot.counts.answer))
-        return JsonResponse(writer.full_response(snapshot.parts, snapshot.counts), headers=_headers(request_id))
+        return snapshot, writer.full_response(snapshot.parts, snapshot.counts)
 
     async def _prepare(self, served: ServedModel, job: CompletionJob) -> list[PreparedRequest]:
         orders: list[PreparedRequest] = []

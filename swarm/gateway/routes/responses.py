@@ -8,8 +8,11 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from swarm.gateway.apis import responses, shapes
+from swarm.gateway.apis.bodies import encode_json
+from swarm.gateway.apis.items import MAX_REFERENCED, find_references
 from swarm.gateway.apis.response_writer import ResponseWriter
-from swarm.gateway.errors import ApiError
+from swarm.gateway.apis.writer import Json
+from swarm.gateway.errors import ApiError, invalid_field
 from swarm.gateway.http.json import JsonResponse
 from swarm.gateway.http.state import caller_of, handler_for, parse_off_loop, resume_answer, select_service, swarms_of
 from swarm.gateway.routes import conversation
@@ -22,6 +25,7 @@ router = APIRouter()
 @router.post("/v1/responses")
 async def respond(request: Request, body: responses.ResponseBody) -> Response:
     """Answer a conversation of items."""
+    await _fill_in_references(request, body)
     return await conversation.answer_conversation(
         request, body, responses.to_request, responses.to_resume_state, ResponseWriter
     )
@@ -30,6 +34,7 @@ async def respond(request: Request, body: responses.ResponseBody) -> Response:
 @router.post("/v1/responses/input_tokens", responses=shapes.response_doc(shapes.InputTokensShape))
 async def count(request: Request, body: responses.InputTokensBody) -> Response:
     """Count the tokens of a prompt."""
+    await _fill_in_references(request, body)
     service, served = await select_service(request, body.model)
     completion_request = await parse_off_loop(request, lambda: responses.to_request(body, served))
     num_tokens = len((await service.prepare(completion_request, served)).ids)
@@ -51,6 +56,36 @@ async def fetch(
         return await resume_answer(request, request_id, num_seen)
     service = await swarms_of(request).find_answer(request_id, owner)
     return await handler_for(request, service).look_up(request_id, owner, responses.is_stored)
+
+
+async def _fill_in_references(request: Request, body: responses.InputTokensBody) -> None:
+    """Replace each ``item_reference`` of an input with its item, from an earlier answer. Raises ApiError."""
+    if not isinstance(body.input, list):
+        return
+    owner = caller_of(request)
+    items: dict[str, Json] = {}
+    size = 0
+    for number, item_id, request_id in find_references(body.input):
+        if item_id not in items:
+            try:
+                service = await swarms_of(request).find_answer(request_id, owner)
+                _, answer = await handler_for(request, service).read_stored(request_id, owner, responses.is_stored)
+            except ApiError as error:
+                if error.status in (400, 404):  # no id of a request, or of none that is stored
+                    raise _no_such_item(number, item_id) from None
+                raise
+            items |= {item["id"]: item for item in answer["output"]}
+        if item_id not in items:
+            raise _no_such_item(number, item_id)
+        body.input[number] = items[item_id]
+        size += len(encode_json(items[item_id], "input"))
+        if size > MAX_REFERENCED:
+            raise invalid_field("input", f"refers to more than {MAX_REFERENCED} bytes of items")
+
+
+def _no_such_item(number: int, item_id: str) -> ApiError:
+    text = f"the item {item_id[:80]!r} is not stored here: send the item itself, as clients do with store: false"
+    return ApiError(404, text, param=f"input[{number}].id", code="not_found")
 
 
 @router.delete("/v1/responses/{response_id}")

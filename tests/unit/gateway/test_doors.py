@@ -207,6 +207,24 @@ async def test_a_place_that_is_not_offered_is_refused_by_its_name_and_a_code(gat
     assert (other.status_code, other.json()["error"]["code"]) == (405, "unsupported_method")
 
 
+@pytest.mark.parametrize(
+    ("path", "similar"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/v1/api/chat", "/api/chat"),
+        ("/v1/images/generations", None),
+        ("/v1/completion", None),
+    ],
+)
+async def test_a_base_url_with_or_without_v1_in_the_wrong_place_is_named(
+    gateway: Gateway, path: str, similar: str | None
+) -> None:
+    told = (await gateway.http.post(path, json={})).json()
+    message = told["error"]["message"]
+    assert message.endswith("lists what is" if similar is None else f"{similar} is: check the client's base URL")
+
+
 async def test_models_are_listed_in_the_form_of_the_client(gateway: Gateway) -> None:
     """Anthropic's clients send their version with every request; errors are in their form, too."""
     version = {"anthropic-version": "2023-06-01"}

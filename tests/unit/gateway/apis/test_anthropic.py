@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -112,6 +113,18 @@ def test_what_is_wrong_is_named(fields: Json, param: str) -> None:
     assert (caught.value.status, caught.value.param) == (400, param)
     assert param in caught.value.message
     assert caught.value.to_anthropic()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("ignores_unknown_fields", [False, True])
+def test_a_thread_is_refused_so_that_the_clients_tool_runner_goes_on_without_one(ignores_unknown_fields: bool) -> None:
+    """Also where unknown fields are ignored: the next request of a thread has only its new messages."""
+    with pytest.raises(ApiError) as caught:
+        to_request(body(thread={"type": "create"}), replace(TOY, ignores_unknown_fields=ignores_unknown_fields))
+    assert caught.value.to_anthropic()["error"]["details"] == {
+        "error_code": "thread_unsupported_request",
+        "unsupported": ["thread"],
+    }
+    assert asked(thread=None) == asked()
 
 
 def test_fields_of_sampling() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from swarm.client.results import Piece
 from swarm.gateway.answer import AnswerPart, TextPart
+from swarm.gateway.apis.items import MAX_REFERENCES, find_references
 from swarm.gateway.apis.response_writer import ResponseWriter
 from swarm.gateway.apis.responses import ResponseBody, to_request, to_resume_state
 from swarm.gateway.completion.assembler import AnswerAssembler, make_call_id
@@ -93,6 +94,18 @@ def test_a_history_of_an_agent() -> None:
         {"role": "tool", "tool_call_id": "c2", "content": "done"},
         {"role": "user", "content": "Well?"},
     )
+
+
+def test_references_name_the_answer_that_has_the_item() -> None:
+    """By the ids that its writer gave to the items."""
+    made = writer()
+    item = made.full_response([*said("Hi"), STOPPED], COUNTS)["output"][0]
+    given = [{"role": "user", "content": "x"}, {"type": "item_reference", "id": item["id"]}]
+    assert find_references(given) == [(1, item["id"], "r1")]
+    assert find_references([{"type": "item_reference", "id": "other"}]) == [(0, "other", "")]
+    for wrong in ([{"type": "item_reference"}], [given[1]] * (MAX_REFERENCES + 1)):
+        with pytest.raises(ApiError, match="input"):
+            find_references(wrong)
 
 
 def test_bookkeeping_is_accepted() -> None:
