@@ -117,19 +117,23 @@ async def test_what_a_caller_asks_for(random_llama: Path, zygote: Zygote, tmp_pa
 async def test_a_repeated_request_gets_the_vectors_that_the_broker_has(
     random_llama: Path, zygote: Zygote, tmp_path: Path
 ) -> None:
-    """As a gateway repeats the lines of a batch: nothing is computed again."""
+    """As a gateway repeats the lines of a batch: nothing is computed again, even by the next broker."""
     prompts, params = [tuple(prompt) for prompt in PROMPTS[:3]], SamplingParams(vector="mean", seed=1)
-    with Processes(random_llama, tmp_path, launch=zygote) as swarm:
+    options = {"SWARM_STATE_DIR": str(tmp_path / "state")}
+    with Processes(random_llama, tmp_path, launch=zygote, options=options) as swarm:
         swarm.start(1)
-        answers = []
-        for _ in range(2):
-            async with AsyncClient(swarm.url, connect_timeout_s=60) as client:
-                await swarm.until_serving(client, 1)
-                answers.append(await client.compute_vectors(prompts, params, request_id="line", detached=True))
-                counters = await figures(client)
-        assert answers[0] == answers[1]
-        assert [answer.request_id for answer in answers[0]] == ["line-0", "line-1", "line-2"]
-        assert counters["vectors"] == 3
+        async with AsyncClient(swarm.url, connect_timeout_s=60) as client:
+            await swarm.until_serving(client, 1)
+            first = await client.compute_vectors(prompts, params, request_id="line", detached=True)
+            await swarm.restart_broker(client, 1)
+        async with AsyncClient(swarm.url, connect_timeout_s=60) as client:
+            again = await client.compute_vectors(prompts, params, request_id="line", detached=True)
+            counters = await figures(client)
+        assert [(answer.request_id, answer.vector) for answer in again] == [
+            (answer.request_id, answer.vector) for answer in first
+        ]
+        assert [answer.request_id for answer in first] == ["line-0", "line-1", "line-2"]
+        assert counters.get("vectors", 0) == 0
 
 
 async def _refused(client: AsyncClient, prompts: list[Any], code: str, **options: Any) -> None:
