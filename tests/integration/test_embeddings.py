@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from swarm import AsyncClient, Embedding, InvalidRequest
+from swarm import AsyncClient, Embedding, InvalidRequest, SamplingParams
 from tests.faults.zygote import Zygote
-from tests.integration.processes import Processes
+from tests.integration.processes import Processes, figures
 
 TOLERANCE = 1e-5
 PROMPTS = [[3 + (7 * n * j + j * j) % 450 for j in range(length)] for n, length in enumerate((1, 40, 300, 64, 700, 90))]
@@ -112,6 +112,28 @@ async def test_what_a_caller_asks_for(random_llama: Path, zygote: Zygote, tmp_pa
             await _refused(client, PROMPTS[:1], "truncate", truncate=0)
             with pytest.raises(InvalidRequest, match="no classification head"):
                 await client.rerank("query", ["document"])
+
+
+async def test_a_repeated_request_gets_the_vectors_that_the_broker_has(
+    random_llama: Path, zygote: Zygote, tmp_path: Path
+) -> None:
+    """As a gateway repeats the lines of a batch: nothing is computed again, even by the next broker."""
+    prompts, params = [tuple(prompt) for prompt in PROMPTS[:3]], SamplingParams(vector="mean", seed=1)
+    options = {"SWARM_STATE_DIR": str(tmp_path / "state")}
+    with Processes(random_llama, tmp_path, launch=zygote, options=options) as swarm:
+        swarm.start(1)
+        async with AsyncClient(swarm.url, connect_timeout_s=60) as client:
+            await swarm.until_serving(client, 1)
+            first = await client.compute_vectors(prompts, params, request_id="line", detached=True)
+            await swarm.restart_broker(client, 1)
+        async with AsyncClient(swarm.url, connect_timeout_s=60) as client:
+            again = await client.compute_vectors(prompts, params, request_id="line", detached=True)
+            counters = await figures(client)
+        assert [(answer.request_id, answer.vector) for answer in again] == [
+            (answer.request_id, answer.vector) for answer in first
+        ]
+        assert [answer.request_id for answer in first] == ["line-0", "line-1", "line-2"]
+        assert counters.get("vectors", 0) == 0
 
 
 async def _refused(client: AsyncClient, prompts: list[Any], code: str, **options: Any) -> None:

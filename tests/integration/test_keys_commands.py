@@ -273,13 +273,15 @@ def test_the_list_says_who_does_not_know_the_brokers_key(
 
 
 def test_an_admins_key_stays_one_when_it_is_rotated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """And is shown as one; others are none, and none becomes one."""
+    """And is shown as one; others are none, and none becomes one. Each keeps its id, to which its files belong."""
     file = ("--keys-file", str(tmp_path / "keys.json"))
     assert shown(capsys, "keys", "add", "alice", *file)["admin"] is False
     assert shown(capsys, "keys", "add", "root", "--admin", *file)["admin"] is True
+    before = [row["id"] for row in shown(capsys, "keys", "list", *file)["keys"]]
     for name in ("alice", "root"):
         shown(capsys, "keys", "rotate", name, *file)
     listed = shown(capsys, "keys", "list", *file)["keys"]
+    assert [row["id"] for row in listed] == before
     assert {row["name"]: row["admin"] for row in listed} == {"alice": False, "root": True}
 
 

@@ -91,6 +91,16 @@ def test_all_parameters_draw_what_they_draw_one_by_one(grammars: GrammarMasks) -
     assert not result.failed
 
 
+def test_nothing_is_drawn_behind_an_accepted_end(grammars: GrammarMasks) -> None:
+    """Whatever was proposed there."""
+    rows = logits(5)
+    drawn = next(one_by_one(rows, PARAMS[:1], grammars))
+    tokens = [token for token, _ in drawn]
+    result = verify(rows, [SamplingParams(logprobs=2, stop_token_ids=(tokens[1],))], [tokens[:4]], grammars)
+    assert [(item.token, item.logprobs) for item in result.sampled] == drawn[:2]
+    assert result.certain == (SequencePosition(0, 51),)
+
+
 @pytest.mark.parametrize("num_right", [0, 1, 3])
 def test_a_bad_position_fails_only_where_it_is_reached(grammars: GrammarMasks, num_right: int) -> None:
     """The third draw's logits are not finite."""

@@ -105,7 +105,7 @@ MUTANTS = (
         target="swarm.stage.engine.verification:Verification.add",
         old="self.is_closed = not is_accepted or is_end_token(token.token, self.job.params, self.eos_token_ids)",
         new="self.is_closed = not is_accepted",
-        caught_by="tests/model/test_speculation.py::test_answers_and_caches_are_the_same_with_proposals",
+        caught_by="tests/model/test_verification.py::test_nothing_is_drawn_behind_an_accepted_end",
     ),
     Mutant(
         name="right-guess-refused",

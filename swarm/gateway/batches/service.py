@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from swarm.gateway.batches.database import StoreFailed
 from swarm.gateway.batches.line_request import (
     Line,
+    LineEnd,
     LineResponse,
     end_of_line,
     error_response,
@@ -31,6 +32,7 @@ from swarm.gateway.batches.runner import (
     CancelOrdered,
     CheckBatch,
     Event,
+    LineAborted,
     NotWritten,
     RunLine,
     TimePassed,
@@ -268,8 +270,11 @@ class BatchService:
         try:
             line = await self._read_line(store, batch_id, number)
             custom_id = line.custom_id
-            response = await self._respond(line, is_aborted)
-            end = await self._call(end_of_line, batch_id, number, custom_id, response, is_aborted.is_set())
+            if is_aborted.is_set():
+                end: LineEnd = LineAborted(batch_id, number)
+            else:
+                response = await self._respond(line, is_aborted)
+                end = await self._call(end_of_line, batch_id, number, custom_id, response, is_aborted.is_set())
         except Exception:  # a defect must not stop the batch: the line ends, so that its place becomes free
             log.exception("line_failed", batch=batch_id, line=number)
             response = error_response(ApiError(500, "internal error of the gateway: see its log"))
