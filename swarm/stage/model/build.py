@@ -155,6 +155,12 @@ def import_family(folder: Path) -> None:
     get_model_conversion_mapping(_build_model(read_config(folder)))
 
 
+def check_served(folder: Path, architecture: str) -> None:
+    """Raise ``ModelError`` if this version can't serve a model with this configuration, whatever its weights."""
+    head: HeadKind = "scores" if architecture.endswith("ForSequenceClassification") else "vocabulary"
+    ModelSkeleton(read_config(folder), torch.device("cpu"), torch.float32, head=head)
+
+
 def find_parts(model: Any) -> ModelParts:
     """Find the parts by the order of the model's modules: the ones with weights before the layers, and after them."""
     base, base_name = model.base_model, model.base_model_prefix
