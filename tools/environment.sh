@@ -43,7 +43,7 @@ print(hashlib.sha256(b"".join(pathlib.Path(file).read_bytes() for file in files)
   fi
   say "installing swarm-llm[$extra] and what it needs (the first time takes minutes)"
   rm -f "$STAMP"
-  "$VENV/bin/python" -m pip install --quiet --no-input --disable-pip-version-check \
+  "$VENV/bin/python" -m pip install --no-input --disable-pip-version-check \
     --editable ".[$extra]" --constraint constraints.txt || fail "the installation failed; pip says why above"
   printf '%s %s\n' "$wanted" "$extra" >"$STAMP"
   say "the environment is ready after $((SECONDS - started)) s"

@@ -33,6 +33,18 @@ class LatencySummary:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerLengths:
+    """Lengths of the answers that succeeded, in the tokens that were received."""
+
+    mean: float
+    min: int
+    max: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:g} tokens" if self.min == self.max else f"{self.mean:g} tokens ({self.min} to {self.max})"
+
+
+@dataclass(frozen=True, slots=True)
 class Goodput:
     """Requests that met every limit: their share of the requests that were due, and their rate within the window."""
 
@@ -64,6 +76,7 @@ class PointFigures:
     tokens: int
     tokens_of_failed: int
     prompt_tokens: int | None
+    answer_tokens: AnswerLengths | None
     counted_by: str  # "usage": the server's figures; "pieces": chunks with text; "mixed"
     ttft_ms: LatencySummary | None
     inter_token_ms: LatencySummary | None
@@ -133,6 +146,7 @@ def compute_figures(gathered: PointRecords, seconds: float, limits: LatencyLimit
         tokens=round(tokens),
         tokens_of_failed=sum(record.num_tokens for record in failed),
         prompt_tokens=sum(prompt_tokens) if prompt_tokens else None,
+        answer_tokens=_measure_answers(good),
         counted_by=_counted_by(good),
         ttft_ms=summarise(record.ttft for record in good if record.ttft is not None),
         inter_token_ms=summarise_histogram(gathered.gaps),
@@ -142,6 +156,11 @@ def compute_figures(gathered: PointRecords, seconds: float, limits: LatencyLimit
         goodput=_goodput(gathered.records, inside, seconds, limits) if limits else None,
         errors=_errors(failed),
     )
+
+
+def _measure_answers(good: Iterable[RequestTiming]) -> AnswerLengths | None:
+    lengths = [record.num_tokens for record in good]
+    return AnswerLengths(round(sum(lengths) / len(lengths), 1), min(lengths), max(lengths)) if lengths else None
 
 
 def due_in_window(records: Iterable[RequestTiming], seconds: float) -> list[RequestTiming]:

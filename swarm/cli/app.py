@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from swarm.cli import models
 from swarm.cli.batch import command as batch
 from swarm.cli.bench import bench
+from swarm.cli.demo import demo
 from swarm.cli.discover import discover
 from swarm.cli.doctor.command import doctor
 from swarm.cli.embed import embed
@@ -15,6 +19,7 @@ from swarm.cli.generate.chat import chat
 from swarm.cli.generate.generate import attach, generate
 from swarm.cli.meta import completion
 from swarm.cli.meta.show import show
+from swarm.cli.models import pull
 from swarm.cli.options import GlobalOptions, LogFormat, LogLevel
 from swarm.cli.output import EXIT_CODES
 from swarm.cli.profile.command import profile
@@ -22,11 +27,28 @@ from swarm.cli.run import broker, config_app, gateway, worker
 from swarm.cli.sim import sim
 from swarm.cli.systemd import command as systemd
 from swarm.cli.up.command import up
+from swarm.cli.up.manage import down, logs, ps
 from swarm.version import __version__
 
+
+class SectionedGroup(TyperGroup):
+    """Group whose help lists its commands in sections (``rich_help_panel``, which typer uses only with rich)."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        width = max(map(len, self.commands))
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name, command in self.commands.items():
+            row = (name.ljust(width), command.get_short_help_str(limit=formatter.width))
+            sections.setdefault(getattr(command, "rich_help_panel", None) or "Commands", []).append(row)
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
 app = typer.Typer(
+    cls=SectionedGroup,
     help="Run one language model over several processes and machines; answers continue when some of them die.",
-    epilog=f'Try: swarm up, and in another terminal: swarm generate "Once upon a time"\n\n{EXIT_CODES}',
+    epilog=f'Try: swarm demo; swarm up --detach; swarm generate "Once upon a time"\n\n{EXIT_CODES}',
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -68,27 +90,50 @@ _EMBED = 'swarm embed "The cat sleeps." "A dog barks." --dimensions 256'
 _PROFILE = "swarm profile --model /models/llama --workers 2 --json"
 _BENCH = "swarm bench http://127.0.0.1:8000 --sweep --output 64 --html report.html"
 
-app.command(short_help="Run a broker and workers on this machine.", epilog=f"Example: {_UP}")(up)
-app.command(short_help="Run the broker: queue, plan and health.", epilog=f"Example: {_BROKER}")(broker)
-app.command(short_help="Run a worker: one device that computes layers.", epilog=f"Example: {_WORKER}")(worker)
-app.command(short_help="Serve HTTP: OpenAI's API and Anthropic's.", epilog=f"Example: {_GATEWAY}")(gateway)
-app.command(epilog=f"Example: {_GENERATE}")(generate)
-app.command(short_help="Read the answer to a request made before.", epilog=f"Example: {_ATTACH}")(attach)
-app.command(epilog=f"Example: {_CHAT}")(chat)
-app.command(short_help="Print the embeddings of texts.", epilog=f"Example: {_EMBED}")(embed)
-app.command(short_help="Measure a swarm, phase by phase.", epilog=f"Example: {_PROFILE}")(profile)
-app.command(short_help="Measure any OpenAI-compatible server under load.", epilog=f"Example: {_BENCH}")(bench)
-app.command(short_help="Find swarms on the local network.", epilog="Example: swarm discover")(discover)
-app.command(short_help="Check whether this machine is fit.", epilog="Example: swarm doctor --model DIR")(doctor)
-app.command(short_help="Simulate swarms and faults.", epilog="Example: swarm sim --schedules 1000")(sim)
+_PULL = "swarm pull owner/name:Q4_K_M"
+
+_HERE, _USE, _SERVICES, _CHECK = "On this machine", "Use a swarm", "Services", "Check and measure"
+
+
+def _add(
+    function: Callable[..., None], panel: str, example: str, short_help: str | None = None, name: str | None = None
+) -> None:
+    app.command(name, short_help=short_help, epilog=f"Example: {example}", rich_help_panel=panel)(function)
+
+
+_add(demo, _HERE, "swarm demo", "See a worker die and its answer go on.")
+_add(up, _HERE, _UP, "Run a broker and workers on this machine.")
+_add(ps, _HERE, "swarm ps", "List what swarm up runs here.")
+_add(logs, _HERE, "swarm logs --follow", "Print what a swarm up has reported.")
+_add(down, _HERE, "swarm down", "End a swarm up.")
+_add(pull, _HERE, _PULL, "Download a model from the hub.")
+app.add_typer(
+    models.app, name="models", short_help="List the models in the hub's cache, or check one.", rich_help_panel=_HERE
+)
+_add(generate, _USE, _GENERATE)
+_add(chat, _USE, _CHAT)
+_add(embed, _USE, _EMBED, "Print the embeddings of texts.")
+_add(attach, _USE, _ATTACH, "Read the answer to a request made before.")
+app.add_typer(batch.app, name="batch", short_help="Run files of requests at a gateway.", rich_help_panel=_USE)
+_add(broker, _SERVICES, _BROKER, "Run the broker: queue, plan and health.")
+_add(worker, _SERVICES, _WORKER, "Run a worker: one device that computes layers.")
+_add(gateway, _SERVICES, _GATEWAY, "Serve HTTP: OpenAI's API and Anthropic's.")
+app.add_typer(systemd.app, name="systemd", short_help="Run Swarm by systemd.", rich_help_panel=_SERVICES)
+app.add_typer(config_app, name="config", rich_help_panel=_SERVICES)
 config_app.command(
     "show",
     short_help="Show each setting's value, and where it comes from.",
     epilog="Example: swarm config show --changed",
 )(show)
-app.add_typer(config_app, name="config")
-app.add_typer(batch.app, name="batch", short_help="Run files of requests at a gateway.")
-app.add_typer(systemd.app, name="systemd", short_help="Run Swarm by systemd.")
-app.command(
-    "completion", short_help="Print the script that completes command lines.", epilog="Example: swarm completion bash"
-)(completion.make_command("swarm"))
+_add(doctor, _CHECK, "swarm doctor --model DIR", "Check whether this machine is fit.")
+_add(discover, _CHECK, "swarm discover", "Find swarms on the local network.")
+_add(profile, _CHECK, _PROFILE, "Measure a swarm, phase by phase.")
+_add(bench, _CHECK, _BENCH, "Measure any OpenAI-compatible server under load.")
+_add(sim, _CHECK, "swarm sim --schedules 1000", "Simulate swarms and faults.")
+_add(
+    completion.make_command("swarm"),
+    _CHECK,
+    "swarm completion bash",
+    "Print the script that completes command lines.",
+    "completion",
+)

@@ -138,6 +138,15 @@ def window_width() -> int | None:
     return None
 
 
+Observer = Callable[[Sequence[str], Mapping[str, object]], None]  # lines for people, data for programs
+_NOTE: Mapping[str, object] = {"event": "note"}
+_PROGRESS: Mapping[str, object] = {"event": "progress"}
+
+
+def ignore_report(_lines: Sequence[str], _data: Mapping[str, object]) -> None:
+    pass
+
+
 class ConsoleProgress:
     """Progress display: permanent lines for events, and one line for the current state.
 
@@ -145,14 +154,20 @@ class ConsoleProgress:
     stream's reader is gone, output stops silently, because the work must continue without it.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, observe: Observer = ignore_report) -> None:
+        """``observe`` gets every line and event, too."""
         self._stream = stream
+        self._observe = observe
         self._live = stream.isatty()
         self._silent = False  # set when the stream can't be written any more
         self._status = ""  # the current state line
 
     def print_line(self, text: str) -> None:
         """Print a permanent line."""
+        self._observe((text,), _NOTE)
+        self._print_line(text)
+
+    def _print_line(self, text: str) -> None:
         shown = self._clear()
         self._write(text + "\n")
         if self._live and shown:
@@ -162,6 +177,7 @@ class ConsoleProgress:
         """Show the current state."""
         if text == self._status:
             return
+        self._observe((), _PROGRESS)
         self._clear()
         self._status = text
         if self._live:
@@ -172,8 +188,9 @@ class ConsoleProgress:
 
     def report(self, lines: Sequence[str], data: Mapping[str, object]) -> None:
         """Report an event: people get ``lines``, programs get ``data``."""
+        self._observe(lines, data)
         for line in lines:
-            self.print_line(line)
+            self._print_line(line)
 
     def clear_status(self) -> None:
         """Remove the state line."""
@@ -201,20 +218,21 @@ class JsonProgress(ConsoleProgress):
     """Progress for programs: a JSON object per line. Its ``event`` is its kind; ``note`` and ``progress`` have a
     ``text``."""
 
-    def __init__(self, stream: TextIO) -> None:
-        super().__init__(stream)
+    def __init__(self, stream: TextIO, observe: Observer = ignore_report) -> None:
+        super().__init__(stream, observe)
         if isinstance(stream, SafeStream):
             stream.format_dropped = _format_dropped
 
     def print_line(self, text: str) -> None:
-        self.report((), {"event": "note", "text": text})
+        self.report((text,), {**_NOTE, "text": text})
 
     def set_status(self, text: str) -> None:
         if text != self._status:
             self._status = text
-            self.report((), {"event": "progress", "text": text})
+            self.report((), {**_PROGRESS, "text": text})
 
     def report(self, lines: Sequence[str], data: Mapping[str, object]) -> None:
+        self._observe(lines, data)
         self._write(json.dumps(data, ensure_ascii=False) + "\n")
 
     def clear_status(self) -> None:

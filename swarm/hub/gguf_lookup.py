@@ -15,7 +15,7 @@ import msgspec
 from swarm.errors import ModelError
 from swarm.hub.cache import OUR_FOLDER, add_snapshot, find_snapshot, write_atomically
 from swarm.hub.errors import HubErrors
-from swarm.hub.gguf_choice import choose_model, list_models
+from swarm.hub.gguf_choice import GgufChoice, choose_model, list_models
 from swarm.hub.gguf_snapshot import GgufSnapshot
 from swarm.hub.headers import INDEX, SINGLE, Report
 from swarm.hub.http import HubFile
@@ -83,10 +83,24 @@ class GgufLookup:
         return snapshot
 
     def _choose(self, folder: Path, files: dict[str, _File]) -> GgufSnapshot:
-        repository, commit = self.name.repository, folder.name
-        chosen = choose_model(self.name, list_models(files)).files
-        hub_files = [HubFile(repository, commit, path, files[path].num_bytes, files[path].sha256) for path in chosen]
-        return GgufSnapshot(repository, commit, tuple(hub_files))
+        return _make_snapshot(self.name.repository, folder, files, choose_model(self.name, list_models(files)))
+
+
+def list_cached(repository: str, revision: str | None = None) -> list[GgufSnapshot]:
+    """Return a commit's GGUF models of which the cache has the headers, by their names in the repository."""
+    folder = find_snapshot(repository, revision)
+    if folder is None:
+        return []
+    files = (_read_catalogue(folder) or _catalogue_whole_files(folder)).files
+    snapshots = [_make_snapshot(repository, folder, files, choice) for choice in list_models(files)]
+    return [snapshot for snapshot in snapshots if snapshot.is_described]
+
+
+def _make_snapshot(repository: str, folder: Path, files: dict[str, _File], choice: GgufChoice) -> GgufSnapshot:
+    hub_files = [
+        HubFile(repository, folder.name, path, files[path].num_bytes, files[path].sha256) for path in choice.files
+    ]
+    return GgufSnapshot(repository, folder.name, tuple(hub_files))
 
 
 def _catalogue(listing: Listing) -> _Catalogue:

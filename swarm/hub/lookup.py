@@ -85,6 +85,11 @@ def look_up(name: HubName, report: Report | None = None) -> ModelSnapshot | Gguf
     return GgufLookup(name, report).snapshot() if name.has_choice else _Lookup(name, report).snapshot()
 
 
+def cached_snapshot(repository: str) -> ModelSnapshot | None:
+    """Return what the cache has of a repository's safetensors, without a request; None unless it covers every file."""
+    return _Lookup(HubName(repository), lambda _: None).read_cache()
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSnapshot:
     """A model at one commit. Every file of weights is in the folder or described."""
@@ -160,7 +165,7 @@ class _Lookup:
         return HubErrors(self.repository, self.revision)
 
     def snapshot(self) -> ModelSnapshot | GgufSnapshot:
-        cached = self._read_cache()
+        cached = self.read_cache()
         if cached is not None and is_complete(cached.folder):
             return cached
         gguf = GgufLookup(self.hub_name, self.report)
@@ -179,7 +184,7 @@ class _Lookup:
                 return cached
             raise
 
-    def _read_cache(self) -> ModelSnapshot | None:
+    def read_cache(self) -> ModelSnapshot | None:
         """Return the cached description, if it covers every file."""
         try:
             config = find_in_cache(self.repository, CONFIG, revision=self.revision)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +14,10 @@ import pytest
 from swarm import AsyncClient
 from swarm.errors import ModelError
 from tests.faults.zygote import Zygote
-from tests.integration.hub_processes import Up, Worker
+from tests.integration.hub_processes import ROOT, Up, Worker, variables
 from tests.integration.processes import START_S, Processes
 from tests.model.models import llama_config, random_model
-from tests.standin_hub import Hub, standin
+from tests.standin_hub import NAME, Hub, standin
 
 NUM_LAYERS = 8
 PROMPT = [3, 141, 59, 26, 5]
@@ -138,3 +141,34 @@ async def test_up_with_a_model_on_a_hub(hub: Hub, expected: list[int], local: Pr
             nodes = await local.until(client, "nodes", lambda found: len(found["workers"]) == 3)
             assert "elsewhere" in {worker["name"] for worker in nodes["workers"]}
             local.stop()
+
+
+def test_pull_fetches_all_and_models_lists_it(folder: Path, hub: Hub, tmp_path: Path) -> None:
+    """``swarm pull`` keeps the files that came before a failure, and fetches the others at its next call; then ``swarm
+    models list`` shows the model without a request."""
+
+    def swarm(*arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables(hub, tmp_path)}
+        command = [sys.executable, "-m", "swarm", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=120)
+
+    everything = sorted(path.name for path in folder.glob("*.safetensors"))
+    num_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    hub.cut[everything[-1]] = 100
+    broken = swarm("pull", NAME)
+    assert broken.returncode == 1
+    assert everything[-1] in broken.stderr.splitlines()[-1]
+    assert set(everything[:-1]) < set(hub.fetched_weights())
+    hub.cut.clear()
+    hub.asked.clear()
+    pulled = swarm("pull", NAME, "--json")
+    assert pulled.returncode == 0, pulled.stderr
+    assert 0 < json.loads(pulled.stdout)["bytes"] <= num_bytes
+    assert not set(everything[:-1]) & {*hub.fetched_weights(), *hub.parts()}
+    hub.asked.clear()
+    assert swarm("pull", NAME).returncode == 0
+    listed = swarm("models", "list", "--json")
+    demo, model = json.loads(listed.stdout)
+    assert demo["name"] == "village (embedded)"
+    assert (model["name"], model["missing_bytes"], model["weights"], model["problem"]) == (NAME, 0, "float32", "")
+    assert hub.asked == []

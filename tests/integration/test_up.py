@@ -196,22 +196,19 @@ def test_one_command_is_a_swarm(up: StartUp) -> None:
 
 
 def test_the_quickstart_shows_a_swarm(tmp_path: Path) -> None:
-    """The README's first command: it plans, answers, says who computed what, and leaves nothing behind."""
+    """The README's first command: the demo, and where the commands are."""
     made = ROOT / ".venv" / "installed"
     if not made.exists() or not made.read_text().endswith(" dev\n"):
         pytest.skip("this checkout has no environment of its own, which tools/check makes")
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    command = [str(ROOT / "tools" / "quickstart"), "One day"]
+    command = [str(ROOT / "tools" / "quickstart")]
     done = subprocess.run(
         command, capture_output=True, text=True, env=environment, timeout=3 * PATIENCE_S, check=False, cwd=tmp_path
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr.startswith("where the time went")  # of each hop, beside the answer
-    told = [line for line in done.stdout.splitlines() if line]
-    assert [line for line in told if line.startswith("== ")][:2] == ["== swarm up --workers 3", "== swarmctl plan"]
-    assert any(line.startswith("One day, ") for line in told)
-    assert told[-1] == "stopped"
-    assert not list(tmp_path.glob("swarm-quickstart*"))
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert f"export PATH={ROOT}/.venv/bin:$PATH" in done.stdout
+    assert "The tokens are the same." in done.stdout
+    assert not list(tmp_path.glob("swarm-up-*"))
 
 
 def test_without_workers_it_says_what_it_waits_for(up: StartUp) -> None:
@@ -342,7 +339,7 @@ async def test_host_says_hello_starts_workers_and_follows() -> None:
     """Hello, an order with its answer, what the swarm waits for, the plan once it serves; and once more after a restart
     of the broker."""
     port, shown, events = free_ports(), io.StringIO(), asyncio.Queue[Event]()
-    link = HostConnection(f"tcp://127.0.0.1:{port}", ConsoleProgress(shown))
+    link = HostConnection(f"tcp://127.0.0.1:{port}", ConsoleProgress(shown), "Ctrl-C stops it")
     task = asyncio.create_task(link.run(events.put_nowait))
     for epoch in (1, 2):
         broker = Broker(port)

@@ -58,4 +58,20 @@ MUTANTS = (
         new="return value",
         caught_by="tests/unit/cli/test_commands.py::test_config_show",
     ),
+    Mutant(
+        name="down-signals-a-stranger",
+        breaks="`swarm down` signals a process that was given the number of an ended `swarm up`.",
+        target="swarm.cli.up.runs:stop_run",
+        old="if not run.is_alive:",
+        new="if False:",
+        caught_by="tests/unit/cli/test_runs.py::test_another_process_with_the_number_is_not_signalled",
+    ),
+    Mutant(
+        name="detached-before-its-gateway",
+        breaks="`swarm up --detach` returns before the gateway answers.",
+        target="swarm.cli.up.runs:RunRecorder.__init__",
+        old='self._awaited = {"serving", "http"} if has_http else {"serving"}',
+        new='self._awaited = {"serving"}',
+        caught_by="tests/unit/cli/test_runs.py::test_it_is_ready_once_it_serves_and_its_gateway_answers",
+    ),
 )

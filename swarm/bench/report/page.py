@@ -51,7 +51,7 @@ def _header(document: Document) -> str:
     if not load and document.best is not None:
         load = document.best.load
     how = "streamed" if document.stream else "whole answers"
-    lengths = f"{_option(document, 'prompt')} tokens in, {_option(document, 'output')} out"
+    lengths = f"{_option(document, 'prompt')} tokens in, {_option(document, 'output')} out at most"
     verdict = f'<p class="verdict">{escape(describe_verdict(document))}</p>' if document.sweep else ""
     return (
         f'<div class="kicker">Load test</div><h1>{escape(document.title)}</h1>'
@@ -67,7 +67,8 @@ def _key_cards(best: PointResult) -> str:
         _key(
             "Answered",
             _split(format_number(figures.requests_per_s), "requests/s"),
-            f"{figures.succeeded} requests succeeded",
+            f"{figures.succeeded} requests succeeded"
+            + (f", answers of {figures.answer_tokens}" if figures.answer_tokens else ""),
         ),
     ]
     for name, spread in (

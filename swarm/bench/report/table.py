@@ -50,7 +50,7 @@ def _header(document: Document) -> Text:
     return Text(
         f"{document.model} at {document.url} ({document.api}, {how}), by {processes}; {document.wall_clock_s:.1f} s in "
         f"all\nprompts: {document.asked.get('prompt', '?')} tokens ({document.prompt_lengths}); "
-        f"answers: {document.asked.get('output', '?')} tokens",
+        f"asked for answers of {document.asked.get('output', '?')} tokens",
         style="dim",
     )
 
@@ -61,6 +61,8 @@ def _rates(result: PointResult, document: Document) -> ReportTable:
     by = {"usage": "as the server counts", "pieces": "counted by pieces", "mixed": "partly counted by pieces"}
     table.add_row("generated", f"{format_number(figures.tokens_per_s)} tokens/s", by[figures.counted_by])
     table.add_row("answered", f"{format_number(figures.requests_per_s)} requests/s", "")
+    if figures.answer_tokens is not None:
+        table.add_row("answers", str(figures.answer_tokens), f"{document.asked.get('output', '?')} asked")
     parts = [f"{figures.succeeded} succeeded", f"{figures.failed} failed"]
     if figures.cut:
         parts.append(f"{figures.cut} cut by this tool")

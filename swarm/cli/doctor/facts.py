@@ -296,10 +296,10 @@ def inspect_model(name: str | None) -> ModelFacts | None:
         missing = sum(checkpoint.missing([*checkpoint.tensors, *checkpoint.quantized]).values())
         if name is not None:
             with suppress(ImportError):  # The finding about packages names what is missing.
-                from swarm.stage.model.build import check_family
+                from swarm.stage.model.build import check_served
 
                 is_refused = True
-                check_family(checkpoint)
+                check_served(location.folder, checkpoint.architecture)
         return ModelFacts(path, checkpoint.num_bytes, digest=digest, missing_bytes=missing)
     except ModelError as error:
         return ModelFacts(path, error=str(error), is_refused=is_refused)

@@ -103,6 +103,14 @@ def generate(
     hops: Annotated[
         bool, typer.Option("--hops", help="Show afterwards, on stderr, where the time of each token went.")
     ] = False,
+    stats: Annotated[
+        bool | None,
+        typer.Option(
+            "--stats/--no-stats",
+            help="End with a line on stderr: tokens, tokens/s, time to the first token. [default: on a terminal]",
+            show_default=False,
+        ),
+    ] = None,
     detach: Annotated[
         bool,
         typer.Option(
@@ -119,7 +127,7 @@ def generate(
     """Generate text from a prompt.
 
     The answer is streamed to stdout, everything else goes to stderr. A terminal also shows the prompt before the
-    answer, and figures after it. Ctrl-C cancels the request.
+    answer. Ctrl-C cancels the request.
     """
     if detach and hops:
         raise typer.BadParameter("--hops shows where time went at the end of an answer, --detach does not wait for it")
@@ -154,7 +162,7 @@ def generate(
         shown_prompt = dim_prompt(source, is_message=chat) if is_watched else ""
         completion = print_stream(stream, client, silent=as_json or n > 1, prompt=shown_prompt)
         print_rest(completion, client, as_json=as_json)
-    if is_watched:
+    if is_watched if stats is None else stats:
         print(format_figures(completion), file=sys.stderr)
     if hops and not as_json:
         from swarm.cli.generate.hops import print_hops

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import os
 import signal
-import site
 import socket
 import subprocess
 import sys
@@ -34,9 +33,17 @@ from swarm.cli.options import (
     WeightsOption,
     load_settings,
 )
-from swarm.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, ConsoleProgress, JsonProgress, print_error
+from swarm.cli.output import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    ConsoleProgress,
+    JsonProgress,
+    Observer,
+    ignore_report,
+    print_error,
+)
 from swarm.cli.up.http import GatewayPoller, unavailable_reason
-from swarm.cli.up.processes import PARENT_FD_VARIABLE, die_with_parent
+from swarm.cli.up.processes import DETACHED_VARIABLE, PARENT_FD_VARIABLE, die_with_parent, export_source_path
 from swarm.cli.up.supervisor import BROKER, EX_CONFIG, GATEWAY, MAX_WORKERS, SWARM_PREFIX, is_worker
 from swarm.errors import ConfigError
 
@@ -49,6 +56,8 @@ NUM_AUTH_PORTS = 4
 NUM_PORTS = 2  # ports for clients and for workers' control; the broker chooses the others itself
 DEVICE_TIMEOUT_S = 60.0  # for a process that imports torch and looks for a GPU
 MEMORY_SHARE = 0.8  # of the available memory; the rest is for the broker, the clients and the system
+_ATTACHED = "Ctrl-C stops it"
+_DETACHED = "it runs in the background: swarm ps, swarm logs, swarm down"
 
 
 def up(
@@ -91,6 +100,10 @@ def up(
     threads: ThreadsOption = None,
     device: DeviceOption = None,
     config: ConfigOption = None,
+    detach: Annotated[
+        bool,
+        typer.Option("--detach", "-d", help="Return when it serves; it runs on (swarm ps, swarm logs, swarm down)."),
+    ] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show the log lines of the broker and the workers.")
     ] = False,
@@ -107,7 +120,8 @@ def up(
     --listen), from --port on.
     """
     from swarm.auth.memberships import default_state_dir
-    from swarm.cli.up.models import resolve_draft, resolve_model, resolve_models
+    from swarm.cli.up.models import resolve_draft, resolve_models
+    from swarm.cli.up.runs import RecordedSwarm, RunRecorder, redirect_output
     from swarm.cli.up.statedir import state_directory
     from swarm.safe_stream import guard_stdout
     from swarm.wire.addresses import resolve_own
@@ -118,6 +132,11 @@ def up(
 
     # Until the runner installs its handlers, SIGTERM cleans up like Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    is_detached = os.environ.pop(DETACHED_VARIABLE, None) is not None
+    if detach and not is_detached:
+        from swarm.cli.up.detached import start_detached
+
+        raise typer.Exit(start_detached())
     overrides = {
         "model": model[0] if model else None,
         "broker.port": port,
@@ -138,15 +157,16 @@ def up(
         raise typer.BadParameter("--http and --no-http contradict each other: give one")
     settings = load_settings(context, config, overrides)
     require_packages("broker", *(["worker"] if workers else []))
+    if is_detached:
+        redirect_output()
     several = model if model and len(model) > 1 else []
     if several and settings.broker.draft:
         raise typer.BadParameter("a draft model goes with one model: give one --model, or no draft model")
-    models = resolve_models(settings, several)
-    path, draft_path = models[0].location if models else resolve_model(settings), resolve_draft(settings)
+    models, draft_path = resolve_models(settings, several), resolve_draft(settings)
     addresses = resolve_own(settings.broker.listen)
     num_ports = NUM_AUTH_PORTS if addresses else NUM_PORTS
-    ports = range(settings.broker.port, settings.broker.port + num_ports * max(1, len(models)))
-    check_ports(settings.broker.host, ports.start, len(ports) if models else NUM_PORTS)
+    ports = range(settings.broker.port, settings.broker.port + num_ports * len(models))
+    check_ports(settings.broker.host, ports.start, len(ports) if several else NUM_PORTS)
     for address in addresses:
         check_ports(address, ports.start, len(ports))
     no_gateway = "" if no_http else unavailable_reason(settings.gateway, ports)
@@ -162,26 +182,47 @@ def up(
             for number, each in enumerate(models)
         )[1:]
         commands = ChildCommands(
-            settings, config, path, directory, workers, shares[0], verbose, addresses, draft_path, others
+            settings, config, models[0].location, directory, workers, shares[0], verbose, addresses, draft_path, others
         )
-        plan = _UpPlan(workers, http=not no_http and not no_gateway, note=no_gateway)
+        has_http = not no_http and not no_gateway
+        swarms = [
+            RecordedSwarm(each.name, commands.url_at(ports.start + number * num_ports))
+            for number, each in enumerate(models)
+        ]
+        observe = (
+            ignore_report
+            if is_child
+            else RunRecorder(
+                swarms, directory, has_workers=workers > 0, has_http=has_http, is_logged=is_detached
+            ).observe
+        )
+        plan = _UpPlan(
+            workers,
+            http=has_http,
+            note=no_gateway,
+            observe=observe,
+            how_to_stop=_DETACHED if is_detached else _ATTACHED,
+        )
         code = asyncio.run(_run(commands, directory, plan, verbose, as_json))
     raise typer.Exit(EX_CONFIG if is_child and code == EXIT_FAILED else code)
 
 
 @dataclass(frozen=True, slots=True)
 class _UpPlan:
-    """Processes to run in addition to the broker. ``note`` is a message for the user about it."""
+    """Processes to run in addition to the broker. ``note`` and ``how_to_stop`` are lines for the user; ``observe`` gets
+    every report."""
 
     num_workers: int
     http: bool
     note: str
+    observe: Observer
+    how_to_stop: str
 
 
 async def _run(commands: ChildCommands, directory: Path, plan: _UpPlan, verbose: bool, as_json: bool) -> int:
     from swarm.cli.up.runner import BrokerHost, Runner
 
-    progress = JsonProgress(sys.stdout) if as_json else ConsoleProgress(sys.stdout)
+    progress = (JsonProgress if as_json else ConsoleProgress)(sys.stdout, plan.observe)
     count = "1 worker" if plan.num_workers == 1 else f"{plan.num_workers} workers"
     progress.report(
         [f"starting a broker at {commands.url} and {count}; logs: {directory / 'logs'}"],
@@ -201,7 +242,7 @@ async def _run(commands: ChildCommands, directory: Path, plan: _UpPlan, verbose:
     def link() -> BrokerHost:
         from swarm.cli.up.host import HostConnection
 
-        return HostConnection(commands.url, progress)
+        return HostConnection(commands.url, progress, plan.how_to_stop)
 
     gateway_watch = GatewayPoller(commands.settings.gateway, directory, progress) if plan.http else None
     forkserver = commands.forkserver_command()
@@ -218,6 +259,7 @@ async def _run(commands: ChildCommands, directory: Path, plan: _UpPlan, verbose:
     error = await runner.run(plan.num_workers, commands.settings.worker.device, others)
     progress.clear_status()
     if error is not None:
+        plan.observe((f"swarm: {error}",), {"event": "error"})
         return print_error("swarm", error)
     return EXIT_INTERRUPTED if runner.was_interrupted_twice else 0
 
@@ -418,14 +460,3 @@ def divide_memory(share: int | None, sizes: Sequence[int]) -> list[int | None]:
     if share is None or not sum(sizes):
         return [share] * max(1, len(sizes))
     return [share * size // sum(sizes) for size in sizes]
-
-
-def export_source_path() -> None:
-    """Make children import Swarm from our sources if it is not installed.
-
-    The option -P removes the working directory from the import path, so the sources must be named explicitly.
-    """
-    root = Path(__file__).resolve().parents[3]
-    if str(root) not in site.getsitepackages():
-        paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
-        os.environ["PYTHONPATH"] = os.pathsep.join(paths)

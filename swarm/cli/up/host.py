@@ -32,9 +32,11 @@ SERVING_POLL_S = 2.0
 class HostConnection:
     """A :class:`~swarm.cli.up.runner.Host` over the clients' port."""
 
-    def __init__(self, url: str, progress: ConsoleProgress) -> None:
+    def __init__(self, url: str, progress: ConsoleProgress, how_to_stop: str) -> None:
+        """``how_to_stop`` is a line for the user."""
         self._url = url
         self._progress = progress
+        self._how_to_stop = how_to_stop
         self._channel: DealerChannel | None = None
         self._reports: dict[str, Json] = {}  # last report of each kind
         self._serving = False
@@ -127,7 +129,7 @@ class HostConnection:
             return  # two queries were sent before the first answer came
         self._progress.clear_status()
         if self._shown_epoch is None:
-            lines = format_serving(plan, self._reports["status"], self._url)
+            lines = format_serving(plan, self._reports["status"], self._url, self._how_to_stop)
         else:
             lines = [f"serving with a new plan (epoch {plan.get('epoch')})", *format_plan(plan)]
         self._shown_epoch = plan.get("epoch")

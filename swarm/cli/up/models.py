@@ -21,14 +21,7 @@ def resolve_model(settings: Settings) -> str:
     For a model on a hub, the small files are fetched here, once; each worker fetches the weights of its own layers.
     Raises ``ModelError``, so that problems are found before workers start.
     """
-    model = settings.model
-    if model is None:
-        from swarm.demo import model_path
-
-        return str(model_path())
-    from swarm.stage.quantization.at_load import Quantization
-
-    return _resolve(model, Quantization.from_settings(settings.worker))
+    return resolve_models(settings)[0].location
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +33,17 @@ class ResolvedModel:
     num_bytes: int
 
 
-def resolve_models(settings: Settings, models: Sequence[str]) -> list[ResolvedModel]:
-    """Return several models, each as ``resolve_model`` does. Raises ``ConfigError`` if two have the same name."""
+def resolve_models(settings: Settings, models: Sequence[str] = ()) -> list[ResolvedModel]:
+    """Return these models, or the one of the settings, each as ``resolve_model`` does. Raises ``ConfigError`` if two
+    have the same name."""
+    if not models and settings.model is None:
+        from swarm.demo import model_path
+
+        return [ResolvedModel(model_path().name, str(model_path()), 0)]
     from swarm.stage.quantization.at_load import Quantization
 
-    resolved = [_resolve_whole(model, Quantization.from_settings(settings.worker)) for model in models]
+    how = Quantization.from_settings(settings.worker)
+    resolved = [_resolve(model, how) for model in models or [settings.model or ""]]
     names = [model.name for model in resolved]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ConfigError(f"two models are called {min(twice)!r}, and requests select a model by its name")
@@ -57,14 +56,10 @@ def resolve_draft(settings: Settings) -> str | None:
         return None
     from swarm.stage.quantization.at_load import AS_STORED
 
-    return _resolve(settings.broker.draft, AS_STORED)
+    return _resolve(settings.broker.draft, AS_STORED).location
 
 
-def _resolve(model: str, quantization: Quantization) -> str:
-    return _resolve_whole(model, quantization).location
-
-
-def _resolve_whole(model: str, quantization: Quantization) -> ResolvedModel:
+def _resolve(model: str, quantization: Quantization) -> ResolvedModel:
     from swarm.cli.output import ConsoleProgress
     from swarm.stage.model.checkpoint import Checkpoint
     from swarm.stage.model.location import locate_model

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from swarm.cli.meta.packages import require_packages
 from swarm.cli.options import Dtype, Mode, Weights, load_settings
 from swarm.cli.output import ConsoleProgress
-from swarm.cli.up.command import ChildCommands, check_ports, export_source_path, with_device, worker_memory_share
+from swarm.cli.up.command import ChildCommands, check_ports, with_device, worker_memory_share
 from swarm.cli.up.host import HostConnection
 from swarm.cli.up.models import resolve_model
+from swarm.cli.up.processes import export_source_path
 from swarm.cli.up.runner import Runner
 from swarm.cli.up.statedir import state_directory
 from swarm.cli.up.supervisor import StopRequested
@@ -82,7 +83,7 @@ async def _run(
     commands: ChildCommands, logs: Path, progress: ConsoleProgress, use: Callable[[str], Coroutine[Any, Any, _T]]
 ) -> _T:
     quiet = ConsoleProgress(io.StringIO())  # the caller of ``use`` reports what the swarm waits for
-    runner = Runner(commands, logs, progress, lambda: HostConnection(commands.url, quiet))
+    runner = Runner(commands, logs, progress, lambda: HostConnection(commands.url, quiet, ""))
     running = asyncio.create_task(runner.run(commands.num_workers, commands.settings.worker.device))
     using = asyncio.create_task(use(commands.url))
     try:

@@ -22,6 +22,7 @@ import os
 import resource
 import shutil
 import signal
+import site
 import subprocess
 import sys
 import threading
@@ -31,6 +32,7 @@ from pathlib import Path
 from swarm.cli.options import INVITATION_VARIABLE
 
 PARENT_FD_VARIABLE = "SWARM_PARENT_FD"
+DETACHED_VARIABLE = "SWARM_DETACHED"  # set for the process that ``swarm up --detach`` leaves behind
 MAX_LOG_BYTES = 32 << 20  # per child; one older part of the same size is kept
 TAIL_BYTES = 16 << 10  # bytes of a log that are searched for its last lines
 
@@ -102,10 +104,10 @@ class Lifeline:
 class LogFile:
     """Log file of a child, over all its restarts. Its size is limited: it is cut, and one older part is kept."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, shown_offset: int = 0) -> None:
         self.path = path
         self._start_offset = 0  # offset at which the current process's output begins
-        self._shown_offset = 0  # offset up to which ``new_lines`` has returned lines
+        self._shown_offset = shown_offset  # offset up to which ``new_lines`` has returned lines
 
     def open(self) -> int:
         """Open a descriptor for a new process to append to; the caller closes it. If the file can't be opened, output
@@ -136,6 +138,8 @@ class LogFile:
         """Return the complete lines that were written since the last call."""
         try:
             with self.path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._shown_offset:
+                    self._shown_offset = 0  # another process has cut it
                 file.seek(self._shown_offset)
                 whole, end, _ = file.read(1 << 20).rpartition(b"\n")
         except OSError:
@@ -157,6 +161,17 @@ class LogFile:
             shutil.copyfile(self.path, older)
         except OSError:
             older.unlink(missing_ok=True)
+
+
+def export_source_path() -> None:
+    """Make children import Swarm from our sources if it is not installed.
+
+    The option -P removes the working directory from the import path, so the sources must be named explicitly.
+    """
+    root = Path(__file__).resolve().parents[3]
+    if str(root) not in site.getsitepackages():
+        paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
 
 def child_environment() -> dict[str, str]:

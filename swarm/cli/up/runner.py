@@ -161,7 +161,8 @@ class Runner:
             case ShowRestart(name, reason, delay_s):
                 self._report_crash(name, reason, delay_s)
             case ShowGivenUp(name, reason):
-                self._progress.print_line(f"{name} can't work: {reason}")
+                text = f"{name} can't work: {reason}"
+                self._progress.report([text], {"event": "note", "text": text, "given_up": name})
             case ShowLeft(name):
                 self._progress.print_line(f"{name} left")
             case EndSupervisor(error):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from swarm.cli.output import format_bytes
@@ -41,8 +42,8 @@ def _natural(name: str) -> tuple[str, int]:
     return stem, int(name[len(stem) :] or 0)
 
 
-def format_serving(plan: Json, status: Json, url: str) -> list[str]:
-    """Return lines for the first time the swarm serves: the plan, the URL, and how to try it."""
+def format_serving(plan: Json, status: Json, url: str, how_to_stop: str) -> list[str]:
+    """Return lines for the first time the swarm serves: the plan, the URL, how to try it, and how to stop it."""
     at = "" if url == DEFAULT_URL else f" --url {url}"
     stages = plan.get("stages") or []
     count = "1 worker" if len(stages) == 1 else f"{len(stages)} workers"  # type: ignore[arg-type]
@@ -51,7 +52,7 @@ def format_serving(plan: Json, status: Json, url: str) -> list[str]:
         *format_plan(plan),
         f"url: {url}",
         f'try: swarm generate "Once upon a time"{at}',
-        "Ctrl-C stops it",
+        how_to_stop,
     ]
 
 
@@ -69,7 +70,10 @@ def format_plan(plan: Json) -> list[str]:
         )
         for stage in stages
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    return [f"  {line}" for line in align(rows)]
+
+
+def align(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a line for each row, with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

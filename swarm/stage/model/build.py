@@ -158,9 +158,10 @@ def import_family(folder: Path) -> None:
     get_model_conversion_mapping(_build_model(read_config(folder)))
 
 
-def check_family(checkpoint: Checkpoint) -> None:
-    """Raise ``ModelError`` if a model of this kind can't be served. Loads no weights."""
-    ModelSkeleton.from_checkpoint(checkpoint, torch.device("cpu"), DTYPES[checkpoint.stored_dtype])
+def check_served(folder: Path, architecture: str) -> None:
+    """Raise ``ModelError`` if this version can't serve a model with this configuration, whatever its weights."""
+    head: HeadKind = "scores" if architecture.endswith("ForSequenceClassification") else "vocabulary"
+    ModelSkeleton(read_config(folder), torch.device("cpu"), torch.float32, head=head)
 
 
 def find_parts(model: Any) -> ModelParts:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -108,10 +108,7 @@ class Checkpoint:
 
     @property
     def architecture(self) -> str:
-        names = self.config.get("architectures") or [self.config.get("model_type")]
-        if not isinstance(names, list) or not isinstance(names[0], str):
-            raise ModelError(f"{self.folder / 'config.json'} names no architecture; is this a language model's folder?")
-        return names[0]
+        return _architecture(self.folder, self.config)
 
     @property
     def num_layers(self) -> int:
@@ -319,6 +316,18 @@ class Checkpoint:
             if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most:
                 return value
         raise ModelError(f"{self.folder / 'config.json'} has no usable {names[0]}; is this a language model's folder?")
+
+
+def read_architecture(folder: Path) -> str:
+    """Return the architecture that the folder's configuration names. Raises ``ModelError``."""
+    return _architecture(folder, read_json(folder / "config.json", "a model folder needs it"))
+
+
+def _architecture(folder: Path, config: Mapping[str, Any]) -> str:
+    names = config.get("architectures") or [config.get("model_type")]
+    if not isinstance(names, list) or not isinstance(names[0], str):
+        raise ModelError(f"{folder / 'config.json'} names no architecture; is this a language model's folder?")
+    return names[0]
 
 
 def _model_name(folder: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from swarm.errors import ModelError
 from swarm.hub.gguf import GgufModel, part_names, read_gguf
@@ -14,6 +14,9 @@ from swarm.hub.headers import Progress, RemoteFile, Report, StoredTensor
 from swarm.hub.names import parse_name
 from swarm.stage.model.gguf_folder import derive_folder
 from swarm.version import with_extra
+
+if TYPE_CHECKING:
+    from swarm.hub.gguf_snapshot import GgufSnapshot
 
 
 class RemoteWeights(Protocol):
@@ -85,10 +88,13 @@ def locate_model(model: str, report: Report | None = None) -> ModelLocation:
             f"there is no directory or file {model}; to fetch it from a hub, install {with_extra('worker')}"
         ) from None
     snapshot = look_up(name, report)
-    if isinstance(snapshot, GgufSnapshot):
-        gguf = read_gguf(snapshot.path)
-        return ModelLocation(derive_folder(gguf), snapshot, gguf)
-    return ModelLocation(snapshot.folder, snapshot)
+    return locate_gguf(snapshot) if isinstance(snapshot, GgufSnapshot) else ModelLocation(snapshot.folder, snapshot)
+
+
+def locate_gguf(snapshot: GgufSnapshot) -> ModelLocation:
+    """Return the location of a GGUF model in the hub's cache. Raises ``ModelError``."""
+    gguf = read_gguf(snapshot.path)
+    return ModelLocation(derive_folder(gguf), snapshot, gguf)
 
 
 def _locate_gguf(file: Path) -> ModelLocation:

@@ -28,6 +28,14 @@ def test_percentiles_are_numpys(values: list[float], share: int) -> None:
     assert percentile(sorted(values), share) == pytest.approx(float(np.percentile(values, share)), rel=1e-9, abs=1e-9)
 
 
+def test_lengths_of_answers_are_those_received() -> None:
+    """Of requests that succeeded, whatever was asked for."""
+    records = [record(0.1, 0.2, 0.5, 4), record(0.1, 0.2, 0.5, 9), record(0.1, 0.2, 0.5, 1, outcome="http_500")]
+    found = compute_figures(PointRecords(records, GapHistogram(), {}), 1.0).answer_tokens
+    assert str(found) == "6.5 tokens (4 to 9)"
+    assert compute_figures(PointRecords([], GapHistogram(), {}), 1.0).answer_tokens is None
+
+
 def test_a_spread_of_nothing_is_none() -> None:
     assert summarise([]) is None
     assert summarise_histogram(GapHistogram()) is None

@@ -143,6 +143,7 @@ def test_a_sweeps_page_and_table_show_each_load_and_where_it_is_full() -> None:
 def test_the_table_has_every_figure_that_is_asked_of_a_report() -> None:
     text = table(document(result(failed=2)))
     for wanted in (
+        *("answers", " 5 tokens ", "64 asked"),
         *("mean", "p50", "p90", "p95", "p99", "time to first token", "between tokens", "end to end", "tokens/s"),
         *("requests/s", "18 succeeded", "2 failed", "goodput", "ceiling", "http_500", "in all"),
     ):

@@ -102,7 +102,8 @@ def only_line(capsys: pytest.CaptureFixture[str], program: str) -> str:
 def test_these_are_the_commands() -> None:
     """A new one is seen by the tests below; one that talks to a broker is listed for them."""
     others = {
-        ("swarm", "up"),
+        *(("swarm", name) for name in ("demo", "up", "ps", "logs", "down", "pull")),
+        *(("swarm", "models", name) for name in ("list", "check")),
         ("swarm", "sim"),
         ("swarm", "bench"),
         *(("swarm", "batch", name) for name in ("run", "list", "show", "cancel")),

@@ -316,10 +316,10 @@ def test_the_summary_of_a_plan() -> None:
         "  w0      0–2     1.0 MiB  200 MiB  4096 tokens",
         "  w10     3–7     3.0 MiB  ?        ?",
     ]
-    lines = format_serving({"stages": STAGES}, {"model": "demo"}, "tcp://127.0.0.1:5700")
+    lines = format_serving({"stages": STAGES}, {"model": "demo"}, "tcp://127.0.0.1:5700", "Ctrl-C stops it")
     assert lines[0] == "serving demo on 2 workers"
     assert 'try: swarm generate "Once upon a time"' in lines
-    assert "tcp://127.0.0.1:9000" in format_serving({"stages": STAGES}, {}, "tcp://127.0.0.1:9000")[-2]
+    assert "tcp://127.0.0.1:9000" in format_serving({"stages": STAGES}, {}, "tcp://127.0.0.1:9000", "")[-2]
 
 
 def test_the_private_directory_is_where_temporary_files_go() -> None:

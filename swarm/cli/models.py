@@ -1,0 +1,196 @@
+"""``swarm pull`` and ``swarm models``: models of the hub's cache, and whether this version serves them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from swarm.cli.meta.packages import require_packages
+from swarm.cli.options import JsonOption
+from swarm.cli.output import EXIT_FAILED, ConsoleProgress, format_bytes, print_json
+from swarm.errors import InvalidRequest, ModelError
+
+if TYPE_CHECKING:
+    from swarm.hub.headers import Progress
+    from swarm.stage.model.checkpoint import Checkpoint
+    from swarm.stage.model.location import ModelLocation
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+def pull(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="owner/name[:QUANTIZATION][@revision] on the hub.", show_default=False),
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Download all weights of a model from the hub into its cache, after a check whether this version serves it.
+
+    Not needed before swarm up, whose workers fetch the weights of their own layers. What was downloaded is kept after
+    an interrupt, and the next call goes on from there. HF_ENDPOINT, HF_HUB_CACHE and HF_TOKEN apply.
+    """
+    require_packages("worker")
+    from swarm.hub.names import parse_name
+    from swarm.stage.model.build import check_served
+    from swarm.stage.model.checkpoint import Checkpoint
+    from swarm.stage.model.location import locate_model
+
+    if parse_name(model) is None:
+        raise InvalidRequest(f"{model!r} is no name of a model on a hub, such as owner/name or owner/name:Q4_K_M")
+    progress = ConsoleProgress(sys.stderr)
+    try:
+        progress.set_status(f"looking up {model}")
+        location = locate_model(model, progress.set_status)
+        checkpoint = Checkpoint.at(location)
+        check_served(location.folder, checkpoint.architecture)
+        checkpoint.fetch(_all_names(checkpoint), _show_progress(progress), progress.print_line)
+    finally:
+        progress.clear_status()
+    if as_json:
+        print_json({"model": model, "bytes": checkpoint.num_bytes, "location": location.name})
+    else:
+        print(f"{model} is here, {format_bytes(checkpoint.num_bytes)}; swarm up --model {model} serves it")
+
+
+def _show_progress(progress: ConsoleProgress) -> Progress:
+    is_live = sys.stderr.isatty()
+
+    def show(received: int, total: int) -> None:
+        percent = 100 * received // total if total else 100
+        if is_live or percent % 10 == 0:  # elsewhere, each change is a line
+            progress.set_status(f"{percent} % of {format_bytes(total)}" if not is_live else _bar(received, total))
+
+    return show
+
+
+def _bar(received: int, total: int) -> str:
+    filled = 20 * received // total if total else 20
+    return f"{'█' * filled}{'░' * (20 - filled)} {format_bytes(received)} of {format_bytes(total)}"
+
+
+def _all_names(checkpoint: Checkpoint) -> list[str]:
+    return [*checkpoint.tensors, *checkpoint.quantized]
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model on this machine. ``problem``: why it can't be served; empty if it can."""
+
+    name: str
+    num_bytes: int = 0  # of its weights
+    missing_bytes: int = 0  # of these, not downloaded
+    weights: str = ""  # format
+    problem: str = ""
+
+    def row(self) -> tuple[str, str, str, str]:
+        present = format_bytes(self.num_bytes - self.missing_bytes)
+        size = f"{present} of {format_bytes(self.num_bytes)}" if self.missing_bytes else present
+        return self.name, size, self.weights, f"no: {self.problem}" if self.problem else "yes"
+
+
+@app.callback(invoke_without_command=True)
+def models(context: typer.Context) -> None:
+    """List the models in the hub's cache, or check one."""
+    if context.invoked_subcommand is None:
+        list_models()
+
+
+@app.command("list", short_help="List the models in the hub's cache.", epilog="Example: swarm models list")
+def list_models(as_json: JsonOption = False) -> None:
+    """List the models in the hub's cache: their weights on this machine, and whether this version serves them."""
+    from swarm.cli.up.summary import align
+
+    require_packages("worker")
+    models = list(_find_stored())
+    if as_json:
+        print_json([asdict(model) for model in models])
+    else:
+        print("\n".join(align([("model", "size", "weights", "served"), *(model.row() for model in models)])))
+
+
+@app.command("check", short_help="Check whether a model can be served.", epilog="Example: swarm models check DIR")
+def check(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="DIR, of which config.json suffices; FILE.gguf, or owner/name.")
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Check by a model's configuration whether this version serves it. Exit code 1 if not, with the reason."""
+    require_packages("worker")
+    problem = ""
+    try:
+        architecture = _check(model)
+    except ModelError as error:
+        problem = str(error)
+        if not as_json:
+            raise
+    if as_json:
+        print_json({"model": model, "served": not problem, "problem": problem})
+    else:
+        print(f"{model} can be served ({architecture})")
+    if problem:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _check(model: str) -> str:
+    """Return the architecture. Raises ModelError."""
+    from swarm.stage.model.build import check_served
+    from swarm.stage.model.checkpoint import read_architecture
+    from swarm.stage.model.location import locate_model
+
+    folder = Path(model).expanduser()
+    if not (folder / "config.json").is_file():
+        folder = locate_model(model).folder
+    architecture = read_architecture(folder)
+    check_served(folder, architecture)
+    return architecture
+
+
+def _find_stored() -> Iterator[StoredModel]:
+    """Yield the demo model and those in the hub's cache, without a request."""
+    from huggingface_hub import constants
+
+    from swarm.demo import model_path
+    from swarm.hub.gguf_lookup import list_cached
+    from swarm.hub.lookup import cached_snapshot
+    from swarm.stage.model.location import ModelLocation, locate_gguf
+
+    yield _describe(f"{model_path().name} (embedded)", ModelLocation(model_path()))
+    for path in sorted(Path(constants.HF_HUB_CACHE).glob("models--*--*")):
+        repository = path.name.removeprefix("models--").replace("--", "/", 1)
+        try:
+            snapshot = cached_snapshot(repository)
+            if snapshot is not None:
+                yield _describe(repository, ModelLocation(snapshot.folder, snapshot))
+        except ModelError as error:
+            yield StoredModel(repository, problem=str(error))
+        for gguf in list_cached(repository):
+            name = f"{repository}/{gguf.files[0].path}"
+            try:
+                yield _describe(name, locate_gguf(gguf))
+            except ModelError as error:
+                yield StoredModel(name, problem=str(error))
+
+
+def _describe(name: str, location: ModelLocation) -> StoredModel:
+    from swarm.stage.model.build import check_served
+    from swarm.stage.model.checkpoint import Checkpoint
+
+    checkpoint = Checkpoint.at(location)
+    formats = sorted({weight.format.name for weight in checkpoint.quantized.values()}) or [checkpoint.stored_dtype]
+    missing = sum(checkpoint.missing(_all_names(checkpoint)).values())
+    problem = ""
+    try:
+        check_served(location.folder, checkpoint.architecture)
+    except ModelError as error:
+        problem = str(error)
+    return StoredModel(name, checkpoint.num_bytes, missing, ", ".join(formats), problem)
