@@ -68,7 +68,7 @@ class ChatBody(ConversationBody, SharedBody):
         "logprobs": "top_logprobs",
     }
 
-    model: str
+    model: str | None = None  # None: the first model that the key may use
     messages: Objects
     max_tokens: int | None = None
     max_completion_tokens: int | None = None

@@ -47,7 +47,7 @@ PROMPT_SCHEMA = {"anyOf": [{"type": "string"}, _TEXTS, _IDS, {"type": "array", "
 class CompletionBody(SharedBody):
     """Body of /v1/completions."""
 
-    model: str
+    model: str | None = None  # None: the first model that the key may use
     # validated by hand: pydantic would report every wrong item of a union
     prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
     max_tokens: int | None = None

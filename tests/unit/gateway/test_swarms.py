@@ -148,6 +148,8 @@ async def test_answers_are_made_where_the_model_is(gateway: Gateway) -> None:
 
 async def test_without_a_model_the_first_swarm_answers(gateway: Gateway) -> None:
     assert (await gateway.ask("/tokenize")).status_code == 200
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        assert (await gateway.ask(path)).json()["model"] == "a"
     assert (await gateway.http.get("/ready")).status_code == 200
 
 
