@@ -31,8 +31,28 @@ from swarm.cli.up.manage import down, logs, ps
 from swarm.version import __version__
 
 
+# Commands of similar programs, and what does that here.
+_OTHERS_COMMANDS = {
+    "run": "swarm up, then swarm chat",
+    "serve": "swarm up",
+    "start": "swarm up --detach",
+    "stop": "swarm down",
+    "status": "swarm ps, or swarmctl status",
+    "list": "swarm models",
+    "ls": "swarm models",
+    "show": "swarm models check",
+}
+
+
 class SectionedGroup(TyperGroup):
     """Group whose help lists its commands in sections (``rich_help_panel``, which typer uses only with rich)."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the line names. For one that other programs have, name ours."""
+        ours = _OTHERS_COMMANDS.get(args[0])
+        if ours is not None and args[0] not in self.commands:
+            ctx.fail(f"No such command '{args[0]}': use {ours}.")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         width = max(map(len, self.commands))

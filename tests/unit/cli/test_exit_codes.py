@@ -46,6 +46,7 @@ PROGRAMS: dict[str, Callable[[list[str]], int]] = {"swarm": swarm, "swarmctl": s
         "swarm doctor --workers 0",
         "swarm completion rubbish",
         "swarm sim --seed rubbish",
+        "swarm run village",
         "swarm bench --concurrency rubbish",
         "swarmctl --join rubbish status",
         "swarmctl status --url rubbish",
