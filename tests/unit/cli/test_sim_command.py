@@ -9,6 +9,7 @@ import pytest
 from swarm.broker.requests.tokens import TokenCollector
 from swarm.cli import sim
 from swarm.cli.main import run
+from swarm.sim.run import run as run_seed
 
 
 @pytest.fixture
@@ -69,11 +70,16 @@ def test_many_with_violations(broken: None, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.slow
+def test_further_parts_are_simulated_on_request() -> None:
+    [plain], [drafted] = sim._run_chunk((3, 1, True, ())), sim._run_chunk((3, 1, True, (sim.Extra.drafts,)))
+    assert plain != drafted == run_seed(3, drafts=True)
+
+
 def test_many_processes_give_the_same_in_order() -> None:
     """Spread over fresh processes: the outcomes are those of one, in the order of the seeds."""
     spread = [o for part in sim.run_seeds(0, sim.CHUNK + 1, False) for o in part]
     assert [o.seed for o in spread] == list(range(sim.CHUNK + 1))
-    assert spread[-1] == sim._run_chunk((sim.CHUNK, 1, False))[0]
+    assert spread[-1] == sim._run_chunk((sim.CHUNK, 1, False, ()))[0]
 
 
 @pytest.mark.parametrize(

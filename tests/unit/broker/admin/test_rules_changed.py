@@ -22,7 +22,7 @@ def change(bench: Bench, **fields: object) -> list[WriteLog]:
     ("fields", "expected"),
     [
         ({"pins": {"w0": LayerRange(0, 1)}}, {"w0": LayerRange(0, 1), "w1": LayerRange(1, 6)}),
-        ({"caps": {"w0": 2}}, {"w0": LayerRange(4, 6), "w1": LayerRange(0, 4)}),
+        ({"caps": {"w0": 2}}, {"w0": LayerRange(0, 2), "w1": LayerRange(2, 6)}),
         ({"exclude": frozenset({"w1"})}, {"w0": LayerRange(0, 6)}),
     ],
 )

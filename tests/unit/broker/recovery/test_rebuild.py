@@ -539,13 +539,12 @@ def test_replays_that_a_second_loss_ends_count_as_far_as_they_came() -> None:
 
 def test_replays_of_a_move_are_not_subtracted_from_the_recovery_after_it() -> None:
     bench = lose_one(chunk=4)
-    (order,) = replays(bench)
+    [run] = bench.sequence("r0").rebuilds
     bench.state.recoveries.current = None  # as if the plan had been changed without a loss
-    done(bench, order)
     bench.lose(ordered(bench)[0])
     recovery = bench.state.recoveries.current
     assert recovery is not None
-    expected = bench.sequence("r0").rebuilds[0].stop * 6
+    expected = run.stop * 6
     assert (recovery.layer_positions, recovery.least_layer_positions) == (expected, expected)
 
 
