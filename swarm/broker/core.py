@@ -389,8 +389,12 @@ class BrokerCore:
             num_tokens=flight.num_tokens, rebuilding=is_rebuilding, now=now
         ):
             self._reconfiguration.log_recovery(recovery)
-        self._requests.collector.collect(done.sampled, done.hops, flight, now)
-        self._requests.collector.collect_vectors(done.vectors or (), now)
+        collector, last = self._requests.collector, done.hops[-1].worker if done.hops else "of the last stage"
+        collector.collect_prompt_logprobs(done.prompt_logprobs or ())
+        collector.collect_vectors(done.vectors or (), now)
+        failed = {failure.sequence for failure in done.failed}
+        collector.end_prompts(tuple(k for k in done.kv if k.sequence not in failed), flight, last, now)
+        collector.collect(done.sampled, done.hops, flight, now)
         for failure in done.failed:
             sequence = self.state.sequences.get(failure.sequence)
             if sequence is not None:

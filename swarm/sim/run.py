@@ -16,7 +16,7 @@ from swarm.sim.actors.spill_shell import SimSpillDisk
 from swarm.sim.checks.audit import Violation
 from swarm.sim.schedules.faults import apply_fault
 from swarm.sim.schedules.schedule import Schedule, ScheduledRequest
-from swarm.sim.schedules.variations import add_disks, add_vectors, make_full_schedule
+from swarm.sim.schedules.variations import add_answers, add_disks, make_full_schedule
 from swarm.sim.world import World
 from swarm.wire.messages import Submit
 
@@ -53,29 +53,30 @@ class Outcome:
     num_differences: int  # reports of workers whose sequences or memory differ from the plan
     num_restored: int  # positions that were read from disk instead of computed
     num_vectors: int
+    num_scored: int  # tokens of prompts whose log probabilities a broker stored
     faults: dict[str, int]  # number of faults of each kind that struck
     failure: str | None
     story: tuple[str, ...]  # the last lines before a failure
 
 
-def run(seed: int, *, faults: bool = True, spills: bool = False, vectors: bool = False) -> Outcome:
-    """Play the schedule of this seed. ``spills``: workers write keys and values to disk. ``vectors``: callers ask for
-    vectors, too."""
+def run(seed: int, *, faults: bool = True, spills: bool = False, answers: bool = False) -> Outcome:
+    """Play the schedule of this seed. ``spills``: workers write keys and values to disk. ``answers``: callers ask for
+    vectors and log probabilities of prompts, too."""
     collects = gc.isenabled()
     gc.disable()  # a schedule makes few reference cycles, and searching for them costs a tenth of the time
     try:
-        return _run(seed, faults=faults, spills=spills, vectors=vectors)
+        return _run(seed, faults=faults, spills=spills, answers=answers)
     finally:
         if collects:
             gc.enable()
 
 
-def _run(seed: int, *, faults: bool, spills: bool, vectors: bool) -> Outcome:
+def _run(seed: int, *, faults: bool, spills: bool, answers: bool) -> Outcome:
     schedule = make_full_schedule(seed, faults=faults)
     if spills:
         schedule = add_disks(seed, schedule, faults=faults)
-    if vectors:
-        schedule = add_vectors(seed, schedule)
+    if answers:
+        schedule = add_answers(seed, schedule)
     world = World(seed, schedule.pace)
     cluster: Cluster | None = None
     failure = None
@@ -105,6 +106,7 @@ def _run(seed: int, *, faults: bool, spills: bool, vectors: bool) -> Outcome:
         num_differences=int(counters.get("differences", 0)),
         num_restored=int(counters.get("restored_positions", 0)),
         num_vectors=int(counters.get("vectors", 0)),
+        num_scored=int(counters.get("prompt_logprobs", 0)),
         faults=dict(sorted(cluster.fault_counts.items())) if cluster is not None else {},
         failure=failure,
         story=world.last_lines() if failure else (),

@@ -38,7 +38,15 @@ ALLOWED_STATES = {
     **dict.fromkeys(("recompute_from", "start_rebuild", "finish_rebuild", "start_restore", "finish_restore"), _RUNNING),
     # Steps that were in flight at a preemption still count.
     **dict.fromkeys(
-        ("append_token", "set_vector", "record_not_finite", "expect_stop", "truncate_answer"), (*_RUNNING, *_WAITING)
+        (
+            "append_token",
+            "set_vector",
+            "add_prompt_logprobs",
+            "record_not_finite",
+            "expect_stop",
+            "truncate_answer",
+        ),
+        (*_RUNNING, *_WAITING),
     ),
     **dict.fromkeys(("mark_end_sent", "mark_end_written"), (SequenceState.ENDED,)),
 }

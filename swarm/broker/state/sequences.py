@@ -70,6 +70,9 @@ class Sequence:
     logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
     hops: list[tuple[Hop, ...]] = field(default_factory=list)
     vector: bytes = b""  # the answer, if the request asks for a vector
+    # log probabilities of the prompt's tokens from the second one on, and the number of these tokens
+    prompt_logprobs: bytearray = field(default_factory=bytearray)
+    num_scored: int = 0
     # time at which each generated token was first sent
     sent_at: array[float] = field(default_factory=lambda: array("d"))
 
@@ -100,6 +103,22 @@ class Sequence:
         """Whether the last stage adds up its positions. The sum is that of one residency in one epoch, so the sequence
         always begins at position 0: it starts from no prefix, and resumes nowhere."""
         return self.request.submit.params.vector == "mean"
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Whether the request asks for log probabilities of its prompt, and some are missing. The last stage returns
+        them with each row. The first sequence gets them for all continuations."""
+        return (
+            self.request.submit.params.prompt_logprobs is not None
+            and self.index == 0
+            and self.num_scored < self.num_prompt - 1
+        )
+
+    @property
+    def starts_from_nothing(self) -> bool:
+        """Whether it must be computed from position 0 on when it starts: what the last stage returns needs each
+        position."""
+        return self.keeps_sum or self.lacks_prompt_logprobs
 
     @property
     def num_generated(self) -> int:
@@ -146,6 +165,8 @@ class Sequence:
             return "delivered <= sent <= committed <= sampled does not hold"
         if sampled > max(self.limit, self.num_prompt):
             return "it has grown past its limit"
+        if self.state is SequenceState.RUNNING and self.lacks_prompt_logprobs and self.kv > self.num_scored:
+            return f"only {self.num_scored} of its prompt's log probabilities have come"
         if len(self.logprobs) != self.num_generated or len(self.hops) > self.num_generated:
             return f"its tokens, logprobs ({len(self.logprobs)}) and hops ({len(self.hops)}) differ in number"
         return None
@@ -230,6 +251,8 @@ class Sequence:
     def end(self, reason: FinishReason, detail: str, now: float) -> None:
         self._transition(SequenceState.ENDED)
         self.proposed.clear()
+        if self.lacks_prompt_logprobs:  # a part is no answer
+            self.prompt_logprobs.clear()
         self.reason, self.detail, self.ended_at = reason, detail, now
 
     # --- through the stages ------------------------------------------------------------------------------------------
@@ -364,6 +387,12 @@ class Sequence:
         """Note the vector that the last stage has returned."""
         self._allow("set_vector")
         self.vector = vector
+
+    def add_prompt_logprobs(self, values: bytes, num: int) -> None:
+        """Add the log probabilities of the prompt's next ``num`` tokens."""
+        self._allow("add_prompt_logprobs")
+        self.prompt_logprobs += values
+        self.num_scored += num
 
     def commit(self, position: int) -> None:
         """Note that the journal has the sequence up to ``position``: these tokens may be sent to the client."""
