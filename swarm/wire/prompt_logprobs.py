@@ -14,21 +14,17 @@ from swarm.wire.messages import TokenLogprob
 _ENTRY = struct.Struct("<Id")
 
 
-def num_entries(alternatives: int, vocab_size: int) -> int:
-    """Return the number of entries of a token. A small vocabulary has fewer alternatives than a request may ask for."""
-    return 1 + min(alternatives, vocab_size)
-
-
 def row_bytes(alternatives: int, vocab_size: int) -> int:
-    """Return the size of a token's entries."""
-    return _ENTRY.size * num_entries(alternatives, vocab_size)
+    """Return the size of a token's entries. A small vocabulary has fewer alternatives than a request may ask for."""
+    return _ENTRY.size * (1 + min(alternatives, vocab_size))
 
 
 def pack_logprobs(rows: Iterable[Iterable[TokenLogprob]]) -> bytes:
     return b"".join(_ENTRY.pack(entry.token, entry.logprob) for row in rows for entry in row)
 
 
-def unpack_logprobs(values: bytes, entries: int) -> list[tuple[TokenLogprob, ...]]:
-    """Return the entries of each token, of which it has ``entries``."""
+def unpack_logprobs(values: bytes, num_tokens: int) -> list[tuple[TokenLogprob, ...]]:
+    """Return the entries of each of the ``num_tokens`` tokens."""
     unpacked = [TokenLogprob(token, logprob) for token, logprob in _ENTRY.iter_unpack(values)]
+    entries = len(unpacked) // num_tokens if num_tokens else 1
     return [tuple(unpacked[start : start + entries]) for start in range(0, len(unpacked), entries)]

@@ -23,6 +23,8 @@ def evict_overflow(state: State) -> list[Sequence]:
     wait until they can start from it again.
     """
     plans, blocks = state.plans, 0
+    for sequence in state.running:
+        sequence.drop_unscored()
     before = state.prefixes.start_plan()
     kept: list[tuple[Sequence, int]] = []
     evicted: list[Sequence] = []

@@ -71,6 +71,9 @@ class TokenCollector:
             if sequence.proposed and not flight.is_current(sequence):
                 self._state.count("late_tokens")  # a newer step, which is in flight, draws it again
                 continue
+            if sequence.lacks_prompt_logprobs:
+                self._state.count("late_tokens")  # it is drawn again, after the results of an earlier step
+                continue
             if not sequence.request.submit.params.max_answer:
                 self._state.count("misplaced_tokens")
                 continue
@@ -112,7 +115,7 @@ class TokenCollector:
 
     def collect_prompt_logprobs(self, items: tuple[PromptLogprobs, ...]) -> None:
         """Add log probabilities of prompts to their sequences, each token's once. They depend on the prompt alone, so
-        those of an earlier residency or epoch count, and repeated ones are dropped."""
+        those of an earlier residency count, too."""
         for item in items:
             sequence = self._state.sequences.get(item.sequence)
             if sequence is None or sequence.state is SequenceState.ENDED:
@@ -124,12 +127,11 @@ class TokenCollector:
                 continue
             size = row_bytes(alternatives, manifest.vocab_size)
             num, rest = divmod(len(item.values), size)
-            num_repeated = sequence.num_scored + 1 - item.position
-            if rest or num_repeated < 0 or item.position + num > sequence.num_prompt:
+            if rest or not 1 <= item.position <= item.position + num <= sequence.num_prompt:
                 self._state.count("misplaced_prompt_logprobs")
-            elif num > num_repeated:
-                sequence.add_prompt_logprobs(item.values[num_repeated * size :], num - num_repeated)
-                self._state.count("prompt_logprobs", num - num_repeated)
+            else:
+                sequence.add_prompt_logprobs(item.position, item.values, size)
+                self._state.count("prompt_logprobs", num)
 
     def end_prompts(self, reached: tuple[SequencePosition, ...], flight: InFlightStep, worker: str, now: float) -> None:
         """End sequences without tokens whose prompt is computed, and fail those for which the last stage, ``worker``,
@@ -142,10 +144,12 @@ class TokenCollector:
                 continue  # preempted since: its rows are computed again
             params, is_whole = sequence.request.submit.params, position == sequence.num_prompt
             if sequence.lacks_prompt_logprobs and position > sequence.num_scored:
+                if any(sequence is other for each in self._state.in_flight.values() for other, _ in each.sequences):
+                    continue  # its results may arrive in another order
                 self._fail_unanswered(sequence, f"{worker} returned no log probabilities of the prompt", now)
             elif is_whole and params.vector is not None:
                 self._fail_unanswered(sequence, f"{worker} returned no vector of the model's size", now)
-            elif is_whole and not params.max_answer:
+            elif not params.max_answer and not sequence.lacks_prompt_logprobs and params.vector is None:
                 self._on_end(sequence, "length", now)
 
     def _fail_unanswered(self, sequence: Sequence, problem: str, now: float) -> None:

@@ -33,7 +33,17 @@ ALLOWED_STATES = {
         ("start_counting_overtakes", "count_overtake", "mark_fitting", "add_unfit_time", "lower_limit"), _WAITING
     ),
     **dict.fromkeys(
-        ("start", "dispatch", "acknowledge", "drop_kv", "redraw_last", "truncate_to", "refuse_proposals"), _RUNNING
+        (
+            "start",
+            "dispatch",
+            "acknowledge",
+            "drop_kv",
+            "drop_unscored",
+            "redraw_last",
+            "truncate_to",
+            "refuse_proposals",
+        ),
+        _RUNNING,
     ),
     **dict.fromkeys(("recompute_from", "start_rebuild", "finish_rebuild", "start_restore", "finish_restore"), _RUNNING),
     # Steps that were in flight at a preemption still count.

@@ -73,6 +73,8 @@ class Sequence:
     # log probabilities of the prompt's tokens from the second one on, and the number of these tokens
     prompt_logprobs: bytearray = field(default_factory=bytearray)
     num_scored: int = 0
+    # those that came before the step in front of them, by the position of their first token
+    early_logprobs: dict[int, bytes] = field(default_factory=dict)
     # time at which each generated token was first sent
     sent_at: array[float] = field(default_factory=lambda: array("d"))
 
@@ -165,8 +167,6 @@ class Sequence:
             return "delivered <= sent <= committed <= sampled does not hold"
         if sampled > max(self.limit, self.num_prompt):
             return "it has grown past its limit"
-        if self.state is SequenceState.RUNNING and self.lacks_prompt_logprobs and self.kv > self.num_scored:
-            return f"only {self.num_scored} of its prompt's log probabilities have come"
         if len(self.logprobs) != self.num_generated or len(self.hops) > self.num_generated:
             return f"its tokens, logprobs ({len(self.logprobs)}) and hops ({len(self.hops)}) differ in number"
         return None
@@ -388,11 +388,23 @@ class Sequence:
         self._allow("set_vector")
         self.vector = vector
 
-    def add_prompt_logprobs(self, values: bytes, num: int) -> None:
-        """Add the log probabilities of the prompt's next ``num`` tokens."""
+    def add_prompt_logprobs(self, position: int, values: bytes, size: int) -> None:
+        """Add log probabilities of the prompt's tokens from ``position`` on, of ``size`` bytes each. Repeated ones are
+        dropped; those behind a gap wait, since results of steps may arrive in another order."""
         self._allow("add_prompt_logprobs")
-        self.prompt_logprobs += values
-        self.num_scored += num
+        self.early_logprobs[position] = values
+        while self.early_logprobs and (first := min(self.early_logprobs)) <= self.num_scored + 1:
+            values = self.early_logprobs.pop(first)
+            new = values[(self.num_scored + 1 - first) * size :]
+            self.prompt_logprobs += new
+            self.num_scored += len(new) // size
+
+    def drop_unscored(self) -> None:
+        """Count no position behind log probabilities that are missing: the steps that would bring them are lost."""
+        self._allow("drop_unscored")
+        self.early_logprobs.clear()
+        if self.lacks_prompt_logprobs:
+            self.kv = min(self.kv, self.num_scored)
 
     def commit(self, position: int) -> None:
         """Note that the journal has the sequence up to ``position``: these tokens may be sent to the client."""
