@@ -168,7 +168,7 @@ def check_submit(submit: Submit, manifest: Manifest) -> RequestRefusal | None:
         return RequestRefusal("invalid", str(error))
     if not submit.prompt:
         return RequestRefusal("invalid", "the prompt is empty: give at least one token")
-    unable = why_unable(submit.params, manifest)
+    unable = manifest.why_unable(submit.params.vector)
     if unable is not None:
         return RequestRefusal("unsupported_task", unable)
     return _check_length(submit, manifest) or _check_token_ids(submit, manifest)
@@ -205,19 +205,6 @@ def _check_token_ids(submit: Submit, manifest: Manifest) -> RequestRefusal | Non
             return RequestRefusal(
                 "invalid", f"{field}: token {worst} is out of range, the vocabulary has {manifest.vocab_size}"
             )
-    return None
-
-
-def why_unable(params: SamplingParams, manifest: Manifest) -> str | None:
-    """Return why the model lacks the head for what the request asks for; None if it has it."""
-    if params.vector == "scores":
-        if manifest.num_labels:
-            return None
-        return f"{manifest.name} has no classification head, so it gives no scores: serve a model for reranking"
-    if manifest.num_labels and params.vector is not None:
-        return f"{manifest.name} gives scores only, no embeddings: serve a model for embeddings"
-    if manifest.is_headless and params.vector is None:
-        return f"{manifest.name} has no head over the vocabulary, so it generates no text: serve another model"
     return None
 
 
