@@ -251,6 +251,7 @@ class Sequence:
     def end(self, reason: FinishReason, detail: str, now: float) -> None:
         self._transition(SequenceState.ENDED)
         self.proposed.clear()
+        self.early_logprobs.clear()
         if self.lacks_prompt_logprobs:  # a part is no answer
             self.prompt_logprobs.clear()
         self.reason, self.detail, self.ended_at = reason, detail, now
