@@ -110,7 +110,7 @@ def add_answers(seed: int, schedule: Schedule) -> Schedule:
     random = Random(f"vectors {seed}")
     beginning = schedule.requests[0].submit.prompt[:64]
     requests = []
-    for number in range(random.randint(2, 6)):
+    for number in range(random.randint(2, 4)):
         spec = draw_request(random, len(schedule.requests) + number, len(schedule.clients))
         prompt = tuple(random.randrange(97) for _ in range(random.choice([1, 31, 32, 33, 100, 200])))
         prompt = beginning + prompt if random.random() < 0.5 else prompt
@@ -118,7 +118,7 @@ def add_answers(seed: int, schedule: Schedule) -> Schedule:
             [
                 SamplingParams(vector=random.choice(["last", "mean"])),
                 SamplingParams(prompt_logprobs=random.choice([0, 2]), max_tokens=0),
-                replace_params(spec.submit.params, prompt_logprobs=random.choice([0, 2]), max_tokens=5),
+                replace_params(spec.submit.params, prompt_logprobs=random.choice([0, 2]), max_tokens=2),
             ]
         )
         requests.append(replace(replace_fields(spec, prompt=prompt, params=params), stops={}))

@@ -20,8 +20,8 @@ def test_accidents_beside_vectors(first_seed: int, spills: bool) -> None:
     """In most schedules some are computed although workers, connections and brokers are lost."""
     played = [run(seed, answers=True, spills=spills) for seed in range(first_seed, first_seed + NUM)]
     assert [(o.seed, o.failure) for o in played if o.failure] == []
-    assert sum(o.num_vectors for o in played) > NUM // 2
-    assert sum(o.num_scored for o in played) > 100 * NUM
+    assert sum(o.num_vectors for o in played) > NUM // 4
+    assert sum(o.num_scored for o in played) > 40 * NUM
 
 
 def test_without_them_there_are_none() -> None:
