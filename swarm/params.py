@@ -82,6 +82,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     - ``grammar``: only tokens that it allows are drawn, and the answer ends only where the grammar may.
     - ``thinking``: the answer begins with thinking, to which the grammar does not apply.
     - ``vector``: the answer is a vector of this kind; no token is drawn.
+    - ``prompt_logprobs``: return the log probability of each token of the prompt but the first, and this number of
+      alternatives; None: neither. Then ``max_tokens`` may be 0: no token is drawn.
     """
 
     max_tokens: int = 128
@@ -103,6 +105,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     grammar: Grammar | None = None
     thinking: Thinking | None = None
     vector: VectorKind | None = None
+    prompt_logprobs: int | None = None
 
     @property
     def max_answer(self) -> int:
@@ -113,6 +116,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def has_rules(self) -> bool:
         """Whether the tokens drawn so far decide which may be drawn next."""
         return self.grammar is not None or self.thinking is not None
+
+    @property
+    def needs_new_stages(self) -> bool:
+        """Whether stages of older protocols refuse a sequence with these parameters."""
+        return self.thinking is not None or self.vector is not None or self.prompt_logprobs is not None
 
     @property
     def greedy(self) -> bool:
@@ -144,8 +152,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             self._check_grammar(self.grammar)
         if self.thinking is not None:
             self._check_thinking(self.thinking)
-        if self.vector is not None and self.n != 1:
-            raise InvalidRequest(f"n must be 1 for a vector, not {self.n}", code="n")
+        self._check_answer()
+
+    def _check_answer(self) -> None:
+        if self.max_tokens == 0 and self.prompt_logprobs is None:
+            raise InvalidRequest("max_tokens may be 0 only with prompt_logprobs", code="max_tokens")
+        if self.vector is not None and self.prompt_logprobs is not None:
+            raise InvalidRequest("a request for a vector has no prompt_logprobs", code="prompt_logprobs")
+        if not self.max_answer and self.n != 1:
+            raise InvalidRequest(f"n must be 1 if no token is drawn, not {self.n}", code="n")
 
     def _check_stops(self) -> None:
         for name in ("stop", "stop_token_ids"):
@@ -185,7 +200,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 # The upper bounds are far above any use; they keep arithmetic finite and one request from monopolising the machine.
 _RANGES: tuple[tuple[str, float, float], ...] = (
-    ("max_tokens", 1, 1_000_000),
+    ("max_tokens", 0, 1_000_000),
     ("min_tokens", 0, 1_000_000),
     ("temperature", 0.0, 100.0),
     ("top_k", 0, 1_000_000),
@@ -195,6 +210,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("presence_penalty", -100.0, 100.0),
     ("frequency_penalty", -100.0, 100.0),
     ("logprobs", 0, MAX_LOGPROBS),
+    ("prompt_logprobs", 0, MAX_LOGPROBS),
     ("n", 1, MAX_N),
     ("seed", 0, MAX_SEED),
 )

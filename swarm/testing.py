@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from swarm.stage.executor import (
     ForwardResult,
     KvData,
     Progress,
+    PromptJob,
     SampleJob,
     StopCheck,
     is_end_token,
@@ -31,6 +33,7 @@ from swarm.wire.messages import (
     LayerCost,
     LayerRange,
     Manifest,
+    PromptLogprobs,
     Row,
     Sampled,
     SequencePosition,
@@ -40,6 +43,7 @@ from swarm.wire.messages import (
     num_blocks,
     to_ranges,
 )
+from swarm.wire.prompt_logprobs import pack_logprobs
 from swarm.wire.shared_positions import SharedPositions
 
 STATE_BYTES = 8  # memory of a position in a layer
@@ -111,6 +115,20 @@ def fake_logprobs(hidden: int, token: int, params: SamplingParams) -> tuple[Toke
     if params.logprobs is None:
         return ()
     return (TokenLogprob(token, -(mix(hidden, token) % 100_000) / 1000),)
+
+
+def fake_prompt_row(hidden: int, token: int, alternatives: int) -> list[TokenLogprob]:
+    """Return what is reported of a prompt's token that follows an output: its own entry, then the alternatives."""
+    tokens = (token, *(mix(hidden, number) % 97 for number in range(alternatives)))
+    return [TokenLogprob(each, -(mix(hidden, each) % 100_000) / 1000) for each in tokens]
+
+
+def fake_prompt_logprobs(prompt: Sequence[int], alternatives: int, num_layers: int) -> bytes:
+    """Return the log probabilities of an undisturbed run: the test oracle."""
+    states, rows = [0] * num_layers, []
+    for token, following in pairwise(prompt):
+        rows.append(fake_prompt_row(_run_layers(states, token), following, alternatives))
+    return pack_logprobs(rows)
 
 
 def fake_continuation(prompt: Sequence[int], params: SamplingParams, seed: int, manifest: Manifest) -> list[int]:
@@ -305,8 +323,22 @@ class FakeExecutor:
             if vector_job.is_end:
                 vectors.append(SequenceVector(row.sequence, row.start + row.count, fake_vector_bytes(last)))
         return ForwardResult(
-            None, tuple(sampled), (), 0.001, 0.0, late=late, certain=tuple(certain), vectors=tuple(vectors)
+            None,
+            tuple(sampled),
+            (),
+            0.001,
+            0.0,
+            late=late,
+            certain=tuple(certain),
+            vectors=tuple(vectors),
+            prompt_logprobs=tuple(self._score(job, batch.rows[job.row], hidden, stops) for job in batch.prompts),
         )
+
+    @staticmethod
+    def _score(job: PromptJob, row: Row, hidden: list[int], stops: list[int]) -> PromptLogprobs:
+        outputs = hidden[stops[job.row] - row.count :]
+        rows = [fake_prompt_row(*pair, job.alternatives) for pair in zip(outputs, job.following, strict=False)]
+        return PromptLogprobs(row.sequence, row.start + 1, pack_logprobs(rows))
 
     def _add(self, row: Row, outputs: list[int]) -> int:
         """Add a row to its sequence's sum, which begins with position 0."""

@@ -95,7 +95,8 @@ class WriteAcceptance:
 @dataclass(frozen=True, slots=True)
 class NewTokens:
     """Tokens of one sequence, from ``position`` on; the first is number ``first`` of the generated ones.
-    ``num_cached``: with the first token, the number of the prompt's tokens that came from the prefix cache."""
+    With the first token: ``num_cached``, the number of the prompt's tokens that came from the prefix cache, and
+    ``prompt_logprobs``, if the request asked for them."""
 
     sequence: int
     position: int
@@ -104,6 +105,7 @@ class NewTokens:
     logprobs: tuple[tuple[TokenLogprob, ...], ...] = ()
     hops: tuple[tuple[Hop, ...], ...] = ()  # by token: the times of its step at each stage
     num_cached: int = 0
+    prompt_logprobs: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +118,15 @@ class WriteTokens:
 @dataclass(frozen=True, slots=True)
 class WriteEnd:
     """Journal how a sequence ended, and with how many of its tokens; then feed EndWritten. ``vector``: the answer of a
-    request for a vector."""
+    request for a vector. ``num_cached``, ``prompt_logprobs``: as of ``NewTokens``, for a sequence without tokens."""
 
     sequence: int
     reason: FinishReason
     num_tokens: int
     detail: str = ""
     vector: bytes = b""
+    num_cached: int = 0
+    prompt_logprobs: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

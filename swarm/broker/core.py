@@ -389,13 +389,18 @@ class BrokerCore:
             num_tokens=flight.num_tokens, rebuilding=is_rebuilding, now=now
         ):
             self._reconfiguration.log_recovery(recovery)
-        self._requests.collector.collect(done.sampled, done.hops, flight, now)
-        self._requests.collector.collect_vectors(done.vectors or (), now)
+        collector, last = self._requests.collector, done.hops[-1].worker if done.hops else "of the last stage"
+        collector.collect_prompt_logprobs(done.prompt_logprobs or ())
+        collector.collect_vectors(done.vectors or (), now)
+        failed = {failure.sequence for failure in done.failed}
+        collector.end_prompts(tuple(k for k in done.kv if k.sequence not in failed), flight, last, now)
+        early = [s.id for s, _ in flight.sequences if s.lacks_prompt_logprobs]
+        collector.collect(done.sampled, done.hops, flight, now)
         for failure in done.failed:
             sequence = self.state.sequences.get(failure.sequence)
             if sequence is not None:
                 self._requests.completer.end(sequence, "failed", now, failure.reason)
-        scheduler.redraw_late(self.state, done.late, flight)
+        scheduler.redraw_late(self.state, (*done.late, *early), flight)
         num_refused = settle_proposals(self.state, self.speculation, flight)
         self.state.record_step(flight, num_running, num_refused, now)
         self._store_forced(done, flight)

@@ -25,11 +25,11 @@ MAX_SHOWN = 20  # violations that are listed for people; ``--json`` lists all
 
 
 class Extra(StrEnum):
-    """Further part of the simulated swarms: workers write keys and values to disk, callers ask for vectors, the broker
-    has a draft model."""
+    """Further part of the simulated swarms: workers write keys and values to disk, callers ask for vectors and log
+    probabilities of prompts, the broker has a draft model."""
 
     spills = "spills"
-    vectors = "vectors"
+    answers = "answers"
     drafts = "drafts"
 
 

@@ -84,6 +84,7 @@ class RequestOptions(TypedDict, total=False):
     grammar: Grammar | None
     thinking: Thinking | None
     vector: VectorKind | None
+    prompt_logprobs: int | None
 
 
 class _ClientOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -89,13 +89,16 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class Completion:
     """A finished request. ``text``, ``tokens`` and the other properties belong to its first choice. ``vector``: the
-    answer of a request for a vector, as the last stage computed it."""
+    answer of a request for a vector, as the last stage computed it. ``prompt_logprobs`` has one entry per token of the
+    prompt, or none if not requested; the first token's is empty.
+    """
 
     request_id: str
     choices: tuple[Choice, ...]
     usage: Usage
     seed: int
     vector: bytes | None = None
+    prompt_logprobs: tuple[Logprobs, ...] = ()
 
     @property
     def text(self) -> str:

@@ -19,8 +19,7 @@ SCORES = SamplingParams(vector="scores")
 
 def find_pooling(manifest: Manifest) -> Pooling:
     """Return how this model makes embeddings. Raises InvalidRequest if it makes none, or none that can be served."""
-    if manifest.num_labels:
-        reason = f"{manifest.name} gives scores only, no embeddings: serve a model for embeddings"
+    if reason := manifest.why_unable("last"):
         raise InvalidRequest(reason, code="unsupported_task")
     pooling = manifest.pooling or DEFAULT_POOLING
     if pooling.kind not in POOLINGS:
@@ -35,9 +34,11 @@ def embedding_params(pooling: Pooling) -> SamplingParams:
 
 def check_reranks(manifest: Manifest) -> None:
     """Raise InvalidRequest unless the model gives one score to a query and a document."""
-    if manifest.num_labels != 1:
-        what = "has no classification head" if not manifest.num_labels else f"gives {manifest.num_labels} scores, not 1"
-        raise InvalidRequest(f"{manifest.name} {what}: serve a model for reranking", code="unsupported_task")
+    reason = manifest.why_unable("scores")
+    if manifest.num_labels > 1:
+        reason = f"{manifest.name} gives {manifest.num_labels} scores, not 1: serve a model for reranking"
+    if reason:
+        raise InvalidRequest(reason, code="unsupported_task")
 
 
 def check_dimensions(dimensions: int | None, manifest: Manifest) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from swarm.client.results import Piece
+from swarm.client.results import Logprobs, Piece
 from swarm.wire.messages import Timing
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -66,7 +66,16 @@ class ChoiceEndPart:
     stop: str | None = None
 
 
-AnswerPart = TextPart | ReasoningPart | CallStartPart | CallArgumentsPart | CallEndPart | ChoiceEndPart
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """The prompt's tokens and their log probabilities, after the end of all choices. The first token has none."""
+
+    choice: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[Logprobs, ...]
+
+
+AnswerPart = PromptPart | TextPart | ReasoningPart | CallStartPart | CallArgumentsPart | CallEndPart | ChoiceEndPart
 
 
 @dataclass(frozen=True, slots=True)

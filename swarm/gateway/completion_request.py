@@ -71,7 +71,8 @@ class CompletionRequest:
     timeout_s: float | None = None
     hops: bool = False
     show_special: bool = False  # the answer's text includes special tokens
-    rest_limit: int | None = None  # limit of an answer whose length is the rest of the context; None: only the context
+    # limit of an answer whose length is the rest of the context; 0: no token is drawn; None: only the context
+    rest_limit: int | None = None
     keep_s: float = 0.0  # seconds that the answer continues without a reader
     speculation: SpeculationMode | None = None  # what may guess tokens ahead; None: the broker's setting
     # the API's names of parameters, where they differ from ours

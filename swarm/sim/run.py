@@ -16,7 +16,7 @@ from swarm.sim.actors.spill_shell import SimSpillDisk
 from swarm.sim.checks.audit import Violation
 from swarm.sim.schedules.faults import apply_fault
 from swarm.sim.schedules.schedule import Schedule, ScheduledRequest
-from swarm.sim.schedules.variations import add_disks, add_drafts, add_vectors, make_full_schedule
+from swarm.sim.schedules.variations import add_answers, add_disks, add_drafts, make_full_schedule
 from swarm.sim.world import World
 from swarm.wire.messages import Submit
 
@@ -54,31 +54,32 @@ class Outcome:
     num_restored: int  # positions that were read from disk instead of computed
     num_vectors: int
     num_drafted: int  # tokens of the draft model that were proposed
+    num_scored: int  # tokens of prompts whose log probabilities a broker stored
     faults: dict[str, int]  # number of faults of each kind that struck
     failure: str | None
     story: tuple[str, ...]  # the last lines before a failure
 
 
 def run(
-    seed: int, *, faults: bool = True, spills: bool = False, vectors: bool = False, drafts: bool = False
+    seed: int, *, faults: bool = True, spills: bool = False, answers: bool = False, drafts: bool = False
 ) -> Outcome:
-    """Play the schedule of this seed. ``spills``: workers write keys and values to disk. ``vectors``: callers ask for
-    vectors, too. ``drafts``: the broker has a draft model."""
+    """Play the schedule of this seed. ``spills``: workers write keys and values to disk. ``answers``: callers ask for
+    vectors and log probabilities of prompts, too. ``drafts``: the broker has a draft model."""
     collects = gc.isenabled()
     gc.disable()  # a schedule makes few reference cycles, and searching for them costs a tenth of the time
     try:
-        return _run(seed, faults=faults, spills=spills, vectors=vectors, drafts=drafts)
+        return _run(seed, faults=faults, spills=spills, answers=answers, drafts=drafts)
     finally:
         if collects:
             gc.enable()
 
 
-def _run(seed: int, *, faults: bool, spills: bool, vectors: bool, drafts: bool) -> Outcome:
+def _run(seed: int, *, faults: bool, spills: bool, answers: bool, drafts: bool) -> Outcome:
     schedule = make_full_schedule(seed, faults=faults)
     if spills:
         schedule = add_disks(seed, schedule, faults=faults)
-    if vectors:
-        schedule = add_vectors(seed, schedule)
+    if answers:
+        schedule = add_answers(seed, schedule)
     if drafts:
         schedule = add_drafts(seed, schedule)
     world = World(seed, schedule.pace)
@@ -111,6 +112,7 @@ def _run(seed: int, *, faults: bool, spills: bool, vectors: bool, drafts: bool) 
         num_restored=int(counters.get("restored_positions", 0)),
         num_vectors=int(counters.get("vectors", 0)),
         num_drafted=cluster.speculation_check.num_drafted if cluster is not None else 0,
+        num_scored=int(counters.get("prompt_logprobs", 0)),
         faults=dict(sorted(cluster.fault_counts.items())) if cluster is not None else {},
         failure=failure,
         story=world.last_lines() if failure else (),

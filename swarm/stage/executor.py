@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         LayerCost,
         LayerRange,
         Manifest,
+        PromptLogprobs,
         Row,
         Sampled,
         SequencePosition,
@@ -78,6 +79,19 @@ class VectorJob:
     is_end: bool  # the row ends the prompt: return the vector
 
 
+@dataclass(frozen=True, slots=True)
+class PromptJob:
+    """Request for log probabilities of the prompt's tokens that follow a row's positions.
+
+    ``following``: these tokens. The prompt's last position has none, so they may be fewer than the row's positions.
+    ``alternatives``: number of the most likely tokens to report besides.
+    """
+
+    row: int  # index of the row in its batch
+    following: Sequence[int]
+    alternatives: int
+
+
 def is_end_token(token: int, params: SamplingParams, eos_token_ids: Collection[int]) -> bool:
     """Return whether a drawn token ends the answer, so that nothing is drawn after it even if it was proposed."""
     return token in params.stop_token_ids or (token in eos_token_ids and not params.ignore_eos)
@@ -95,6 +109,7 @@ class Batch:
     through: LayerRange | None = None  # compute only these layers of the stage, with ``hidden`` as their input
     proposed: Mapping[int, int] = field(default_factory=dict)  # rows that end in proposals: index, and their number
     vectors: tuple[VectorJob, ...] = ()  # jobs of the last stage, in the order of their rows
+    prompts: tuple[PromptJob, ...] = ()  # likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +128,7 @@ class ForwardResult:
     certain: tuple[SequencePosition, ...] = ()
     forced: tuple[ForcedTokens, ...] = ()  # tokens that are certain to follow by their sequence's grammar
     vectors: tuple[SequenceVector, ...] = ()  # in the order of the jobs that end a prompt
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()  # in the order of ``prompts``
 
 
 @dataclass(frozen=True, slots=True)

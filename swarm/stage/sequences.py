@@ -16,7 +16,7 @@ from swarm.stage.actions import (
     TruncateSequence,
 )
 from swarm.stage.events import StepArrived
-from swarm.stage.executor import Batch, SampleJob, VectorJob
+from swarm.stage.executor import Batch, PromptJob, SampleJob, VectorJob
 from swarm.stage.kv_copies import KvCopies, KvCopy, count_equal
 from swarm.stage.log import ActivationLog
 from swarm.stage.proposals import proposed_counts
@@ -208,7 +208,7 @@ class SequenceStore:
         tokens."""
         step = arrived.step
         counts = proposed_counts(step)
-        samples, proposed, vectors = [], dict[int, int](), []
+        samples, proposed, vectors, prompts = [], dict[int, int](), [], []
         taken = 0
         for index, row in enumerate(step.rows):
             held = self.sequences[row.sequence]
@@ -219,9 +219,12 @@ class SequenceStore:
             if num_proposed:
                 proposed[index] = num_proposed
             item = held.open
+            if is_last and item.params.prompt_logprobs is not None and row.start < item.num_prompt - 1:
+                following = item.tokens[row.start + 1 : min(row.start + row.count + 1, item.num_prompt)]
+                prompts.append(PromptJob(index, following, item.params.prompt_logprobs))
             if is_last and item.params.vector is not None:
                 vectors.append(VectorJob(index, item.params.vector, row.sample))
-            elif is_last and row.sample:
+            elif is_last and row.sample and item.params.max_answer:
                 job = SampleJob(index, item.params, item.seed, held.history, item.num_prompt, num_proposed)
                 samples.append(job)
         tokens = np.asarray(step.tokens, dtype=np.int64)
@@ -233,6 +236,7 @@ class SequenceStore:
             step.alone,
             proposed=proposed,
             vectors=tuple(vectors),
+            prompts=tuple(prompts),
         )
 
     def apply_header(self, step: Step, layers: LayerRange) -> str | None:

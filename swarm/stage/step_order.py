@@ -107,6 +107,7 @@ class RunningStep:
             late=forwarded.late,
             forced=forwarded.forced or msgspec.UNSET,
             vectors=forwarded.vectors or msgspec.UNSET,
+            prompt_logprobs=forwarded.prompt_logprobs or msgspec.UNSET,
             hops=hops,
             cause=step.cause,
             lineage=step.lineage,

@@ -207,6 +207,34 @@ def test_echo_says_the_prompt_first(client: OpenAI) -> None:
     assert texts[1].startswith("Anna")
 
 
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_echo_with_logprobs_has_those_of_the_prompt(client: OpenAI, max_tokens: int) -> None:
+    """As lm-evaluation-harness asks for them. The first token has none."""
+    prompts = [PROMPT, "Anna"]
+    answer = text(client, prompt=prompts, temperature=0, max_tokens=max_tokens, echo=True, logprobs=2)
+    for prompt, choice in zip(prompts, answer.choices, strict=True):
+        told = choice.logprobs
+        begin, *tokens = told.tokens  # a special token, which has no text
+        assert (begin, "".join(tokens)) == ("<|begin|>", choice.text)
+        assert choice.text.startswith(prompt)
+        assert told.text_offset == [0, *(sum(map(len, tokens[:at])) for at in range(len(tokens)))]
+        assert (told.token_logprobs[0], told.top_logprobs[0]) == (None, None)
+        assert all(each < 0 for each in told.token_logprobs[1:])
+        assert all(len(each) == 2 for each in told.top_logprobs[1:])
+        assert choice.finish_reason == "length"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 2 * max_tokens
+    twice = text(client, temperature=0.9, seed=3, n=2, max_tokens=3, echo=True, logprobs=2)
+    num_prompt = len(answer.choices[0].logprobs.tokens) - max_tokens
+    first, second = (choice.logprobs.token_logprobs[:num_prompt] for choice in twice.choices)
+    assert first == second == answer.choices[0].logprobs.token_logprobs[:num_prompt]
+
+
+def test_an_echo_alone_needs_no_logprobs(client: OpenAI) -> None:
+    answer = text(client, max_tokens=0, echo=True)
+    assert (answer.choices[0].text, answer.choices[0].logprobs) == (PROMPT, None)
+
+
 def test_prompts_may_be_token_ids(client: OpenAI, served: Served) -> None:
     """One list, several, and texts: the same answers."""
     ids = asyncio.run(_ids(served.swarm.url, PROMPT))
@@ -378,7 +406,9 @@ def test_what_is_wrong_is_named(client: OpenAI, fields: dict[str, Any], param: s
     [
         ({"suffix": "end"}, "suffix"),
         ({"best_of": 3}, "best_of"),
-        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"echo": True, "logprobs": 1, "stream": True}, "stream"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"echo": True, "max_tokens": 0, "n": 2}, "n"),
         ({"logprobs": 100}, "logprobs"),
         ({"prompt": []}, "prompt"),
         ({"prompt": ""}, "prompt"),

@@ -181,8 +181,8 @@ MUTANTS = (
         name="end-without-its-vector",
         breaks="The journal stores the end of a request for a vector, but not the vector.",
         target="swarm.broker.journal.store:JournalStore._end",
-        old="(write.reason, write.detail, encode(replace(whole, vector=write.vector)), write.sequence),",
-        new="(write.reason, write.detail, encode(replace(whole)), write.sequence),",
+        old="(write.reason, write.detail, encode(_complete(whole, write)), write.sequence),",
+        new="(write.reason, write.detail, encode(whole), write.sequence),",
         caught_by="tests/unit/broker/journal/test_journal.py::test_a_vector_is_read_with_its_end",
     ),
 )

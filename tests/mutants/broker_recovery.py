@@ -227,8 +227,16 @@ MUTANTS = (
         name="mean-kept-over-a-change-of-plan",
         breaks="A sequence whose positions are added up keeps them over a change of plan; its sum is lost.",
         target="swarm.broker.recovery.kept_sequences:evict_overflow",
-        old="can_end = can_end and not sequence.keeps_sum",
+        old="can_end = can_end and not sequence.keeps_sum and not state.outdated_worker(sequence.request.submit.params)",
         new="can_end = bool(can_end)",
         caught_by="tests/unit/broker/requests/test_vectors.py::test_a_mean_keeps_no_positions_over_a_change_of_plan",
+    ),
+    Mutant(
+        name="positions-kept-without-their-logprobs",
+        breaks="A change of plan keeps positions of a prompt whose log probabilities were lost with a step.",
+        target="swarm.broker.recovery.kept_sequences:evict_overflow",
+        old="sequence.drop_unscored()",
+        new="pass",
+        caught_by="tests/unit/broker/requests/test_prompt_logprobs.py::test_results_of_steps_may_arrive_in_another_order",
     ),
 )

@@ -373,4 +373,12 @@ MUTANTS = (
         new="if not is_asked:",
         caught_by="tests/unit/broker/requests/test_vectors.py::test_what_is_no_vector_of_the_prompt_does_not_count",
     ),
+    Mutant(
+        name="token-before-its-prompts-logprobs",
+        breaks="A request ends with a token that has come before the log probabilities of its prompt.",
+        target="swarm.broker.requests.tokens:TokenCollector.collect",
+        old="if sequence.lacks_prompt_logprobs:",
+        new="if False:",
+        caught_by="tests/unit/broker/requests/test_prompt_logprobs.py::test_results_of_steps_may_arrive_in_another_order",
+    ),
 )

@@ -159,6 +159,7 @@ def _build_sequence(
         detail,
         part.num_cached,
         part.vector,
+        part.prompt_logprobs,
     )
 
 

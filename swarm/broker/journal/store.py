@@ -269,7 +269,7 @@ class JournalStore:
             return known.fetchone() is None
         self._db.execute(
             "UPDATE sequences SET reason = ?, detail = ?, tokens = ? WHERE id = ?",
-            (write.reason, write.detail, encode(replace(whole, vector=write.vector)), write.sequence),
+            (write.reason, write.detail, encode(_complete(whole, write)), write.sequence),
         )
         self._db.execute("DELETE FROM tokens WHERE sequence = ?", (write.sequence,))
         self._db.execute(
@@ -361,6 +361,16 @@ class JournalStore:
     ) -> Iterator[RequestRecord]:
         """Read ended requests, the latest first; with an account, only its own."""
         return records.list_ended(self._db, now, limit, account)
+
+
+def _complete(tokens: RawPart, end: WriteEnd) -> RawPart:
+    """Return all tokens of a sequence with what its end adds."""
+    return replace(
+        tokens,
+        vector=end.vector,
+        num_cached=tokens.num_cached or end.num_cached,
+        prompt_logprobs=tokens.prompt_logprobs or end.prompt_logprobs,
+    )
 
 
 def _epoch_facts(write: WriteEpoch) -> dict[str, object]:

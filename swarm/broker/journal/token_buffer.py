@@ -27,7 +27,12 @@ Parts = dict[int, list[tuple[int, AnyPart]]]  # by sequence: (index of the first
 def append(db: sqlite3.Connection, tokens: Iterable[NewTokens]) -> int:
     """Append the tokens of one or a few steps in one statement. Return the approximate number of rows in the buffer."""
     row = tuple(
-        (new.sequence, new.first, Part(new.ids, new.logprobs, new.hops, None, new.num_cached)) for new in tokens
+        (
+            new.sequence,
+            new.first,
+            Part(new.ids, new.logprobs, new.hops, None, new.num_cached, prompt_logprobs=new.prompt_logprobs),
+        )
+        for new in tokens
     )
     return db.execute("INSERT INTO recent (tokens) VALUES (?)", (encode(row),)).lastrowid or 0
 

@@ -20,7 +20,8 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
     ``place``: sequence and index of the first token, repeated here because the row's columns have no checksum; None:
     not recorded. ``num_cached``: cached prompt tokens, in the part with the first token. ``vector``: the answer of a
-    request for a vector, which has no tokens. Journals of earlier versions lack the last two fields.
+    request for a vector, which has no tokens. ``prompt_logprobs``: as ``num_cached``. Journals of earlier versions lack
+    the last three fields.
     """
 
     ids: tuple[int, ...]
@@ -29,6 +30,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     place: tuple[int, int] | None = None
     num_cached: int = 0
     vector: bytes = b""
+    prompt_logprobs: bytes = b""
 
 
 class RawPart(msgspec.Struct, frozen=True, array_like=True):
@@ -40,6 +42,7 @@ class RawPart(msgspec.Struct, frozen=True, array_like=True):
     place: tuple[int, int] | None = None
     num_cached: int = 0
     vector: bytes = b""
+    prompt_logprobs: bytes = b""
 
 
 class Ids(msgspec.Struct, frozen=True, array_like=True):
@@ -98,7 +101,7 @@ def join_parts(parts: Iterable[tuple[int, AnyPart]], kind: type[AnyPart], num: i
     ids: list[int] = []
     logprobs: list[Any] = []
     hops: list[Any] = []
-    num_cached = 0
+    num_cached, prompt_logprobs = 0, b""
     for first, part in parts:
         overlap = len(ids) - first
         if overlap < 0:
@@ -109,4 +112,11 @@ def join_parts(parts: Iterable[tuple[int, AnyPart]], kind: type[AnyPart], num: i
         logprobs += part.logprobs[overlap:]
         hops += part.hops[overlap:]
         num_cached = max(num_cached, part.num_cached)
-    return kind(tuple(ids[:num]), tuple(logprobs[:num]), tuple(hops[:num]), num_cached=num_cached)
+        prompt_logprobs = prompt_logprobs or part.prompt_logprobs
+    return kind(
+        tuple(ids[:num]),
+        tuple(logprobs[:num]),
+        tuple(hops[:num]),
+        num_cached=num_cached,
+        prompt_logprobs=prompt_logprobs,
+    )

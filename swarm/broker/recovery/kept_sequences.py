@@ -23,6 +23,8 @@ def evict_overflow(state: State) -> list[Sequence]:
     wait until they can start from it again.
     """
     plans, blocks = state.plans, 0
+    for sequence in state.running:
+        sequence.drop_unscored()
     before = state.prefixes.start_plan()
     kept: list[tuple[Sequence, int]] = []
     evicted: list[Sequence] = []
@@ -36,7 +38,7 @@ def evict_overflow(state: State) -> list[Sequence]:
         own = needed - (0 if link is None else link.position // BLOCK)
         # A sequence that can't reach its limit under this plan must wait for another one.
         can_end = num_blocks(sequence.limit) <= plans.kv_blocks and (link is not None or sequence.id not in followers)
-        can_end = can_end and not sequence.keeps_sum
+        can_end = can_end and not sequence.keeps_sum and not state.outdated_worker(sequence.request.submit.params)
         if can_end and len(kept) < plans.max_sequences and blocks + own <= plans.kv_blocks:
             blocks += own
             kept.append((sequence, needed))

@@ -118,7 +118,7 @@ class Restart:
     def _resume_sequence(self, sequence: Sequence, holders: list[Worker]) -> None:
         """Resume a sequence that a worker holds up to a position whose tokens are available; the missing rest will be
         replayed."""
-        if sequence.keeps_sum:
+        if sequence.starts_from_nothing:
             return
         most = max(((worker.trusted_positions or {}).get(sequence.id, 0) for worker in holders), default=0)
         position = min(most, sequence.sampled - 1)

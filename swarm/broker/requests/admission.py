@@ -8,11 +8,11 @@ from swarm.broker.state import Request, State
 from swarm.broker.state.ended_requests import RETRY_S, ClientAccount, RequestRefusal
 from swarm.errors import InvalidRequest
 from swarm.params import PRIORITIES, SamplingParams
-from swarm.wire.messages import BLOCK, Manifest, Submit, num_blocks
+from swarm.wire.messages import BLOCK, MAX_PROMPT_LOGPROB_BYTES, Manifest, Submit, num_blocks
+from swarm.wire.prompt_logprobs import row_bytes
 
 # seconds; minimum retry time while no plan serves, since it is unknown when places become free
 MIN_RETRY_NOT_SERVING_S = 5.0
-NEW_RULES_VERSION = 4  # of the protocol: the first whose workers read a request's thinking, and return vectors
 MAX_RETRY_S = 60.0  # seconds; the current rate predicts nothing beyond that, so the client should retry by then
 
 
@@ -104,7 +104,7 @@ class RequestAdmission:
             self._quota.refuse_too_many(submit.params.n, submit.priority)
             or self._refuse_if_full(client, tenant, submit, now)
             or check_submit(submit, manifest)
-            or self._refuse_unknown_rule(submit)
+            or refuse_outdated(self._state, submit.params)
             or self._refuse_too_large(submit, manifest)
         )
 
@@ -139,19 +139,6 @@ class RequestAdmission:
         after_s = self._state.retry_after.schedule(client, num_sequences, drain_s / num_turns, drain_s, now)
         return round(min(MAX_RETRY_S, max(least_s, after_s)), 1)
 
-    def _refuse_unknown_rule(self, submit: Submit) -> RequestRefusal | None:
-        """Refuse a request with thinking, or for a vector, while the plan has workers that refuse its record."""
-        plan, params = self._state.plans.current, submit.params
-        if (params.thinking is None and params.vector is None) or plan is None:
-            return None
-        workers = [self._state.workers[stage.incarnation] for stage in plan.stages]
-        old = next((each.name for each in workers if max(each.hello.wire_versions) < NEW_RULES_VERSION), None)
-        if old is None:
-            return None
-        what = "thinking with a budget or a grammar" if params.vector is None else "embeddings and scores"
-        reason = f"worker {old} is too old for {what}: upgrade it"
-        return RequestRefusal("unavailable", reason, RETRY_S)
-
     def _refuse_too_large(self, submit: Submit, manifest: Manifest) -> RequestRefusal | None:
         """Refuse a request that the active plan could not hold even if empty."""
         plans = self._state.plans
@@ -181,15 +168,31 @@ def check_submit(submit: Submit, manifest: Manifest) -> RequestRefusal | None:
         return RequestRefusal("invalid", str(error))
     if not submit.prompt:
         return RequestRefusal("invalid", "the prompt is empty: give at least one token")
-    unable = why_unable(submit.params, manifest)
+    unable = manifest.why_unable(submit.params.vector)
     if unable is not None:
         return RequestRefusal("unsupported_task", unable)
-    has_tokens = submit.params.vector is None
+    return _check_length(submit, manifest) or _check_token_ids(submit, manifest)
+
+
+def _check_length(submit: Submit, manifest: Manifest) -> RequestRefusal | None:
+    has_tokens = submit.params.max_answer > 0
     if len(submit.prompt) + has_tokens > manifest.context:
         rest = ", and at least one must remain for the answer" if has_tokens else ""
         return RequestRefusal(
             "context", f"the prompt has {len(submit.prompt)} tokens; {manifest.name} holds {manifest.context}{rest}"
         )
+    if (alternatives := submit.params.prompt_logprobs) is not None:
+        each = row_bytes(alternatives, manifest.vocab_size)
+        if (len(submit.prompt) - 1) * each > MAX_PROMPT_LOGPROB_BYTES:
+            return RequestRefusal(
+                "invalid",
+                f"prompt_logprobs: with {alternatives} alternatives a prompt has at most "
+                f"{MAX_PROMPT_LOGPROB_BYTES // each + 1} tokens, not {len(submit.prompt)}: ask for fewer of either",
+            )
+    return None
+
+
+def _check_token_ids(submit: Submit, manifest: Manifest) -> RequestRefusal | None:
     named = (
         ("prompt", submit.prompt),
         ("logit_bias", tuple(submit.params.logit_bias)),
@@ -205,19 +208,6 @@ def check_submit(submit: Submit, manifest: Manifest) -> RequestRefusal | None:
     return None
 
 
-def why_unable(params: SamplingParams, manifest: Manifest) -> str | None:
-    """Return why the model lacks the head for what the request asks for; None if it has it."""
-    if params.vector == "scores":
-        if manifest.num_labels:
-            return None
-        return f"{manifest.name} has no classification head, so it gives no scores: serve a model for reranking"
-    if manifest.num_labels and params.vector is not None:
-        return f"{manifest.name} gives scores only, no embeddings: serve a model for embeddings"
-    if manifest.is_headless and params.vector is None:
-        return f"{manifest.name} has no head over the vocabulary, so it generates no text: serve another model"
-    return None
-
-
 def refuse_taken_id(submit: Submit) -> RequestRefusal:
     """Return the refusal for an id that another tenant uses. It reveals nothing else about that request."""
     return RequestRefusal("conflict", f"request id {submit.request_id} is taken: choose a new one")
@@ -226,6 +216,16 @@ def refuse_taken_id(submit: Submit) -> RequestRefusal:
 def max_positions(submit: Submit, manifest: Manifest) -> int:
     """Return the maximum number of positions of a sequence of this request."""
     return min(len(submit.prompt) + submit.params.max_answer, manifest.context)
+
+
+def refuse_outdated(state: State, params: SamplingParams) -> RequestRefusal | None:
+    """Return a refusal if a stage's worker is too old for what the request asks for."""
+    worker = state.outdated_worker(params)
+    if not worker:
+        return None
+    what = "thinking with a budget or a grammar" if params.thinking is not None else "embeddings and scores"
+    what = what if params.prompt_logprobs is None else "log probabilities of prompts"
+    return RequestRefusal("unavailable", f"worker {worker} is too old for {what}: upgrade it", RETRY_S)
 
 
 def refuse_too_large(limit: int, kv_blocks: int) -> RequestRefusal | None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from swarm.broker.actions import Outbox, WriteEnd, WriteLog
+from swarm.broker.actions import Outbox, WriteLog
 from swarm.broker.reports.statistics import RequestLatencies
 from swarm.broker.reports.trace import RequestTracer
-from swarm.broker.requests.admission import refuse_too_large
-from swarm.broker.requests.tokens import TokenDelivery
+from swarm.broker.requests.admission import refuse_outdated, refuse_too_large
+from swarm.broker.requests.tokens import TokenDelivery, make_end_record
 from swarm.broker.state import PlanPhase, Request, Sequence, SequenceState, State
 from swarm.wire.messages import TOO_LATE, TOO_SHORT, FinishReason
 
@@ -63,7 +63,7 @@ class Completer:
             self._state.waiting.remove(sequence)
         sequence.end(reason, detail, now)
         self._state.count(f"sequences_{reason}")
-        self._out.append(WriteEnd(sequence.id, reason, sequence.num_generated, detail, sequence.vector))
+        self._out.append(make_end_record(sequence, reason))
         max_answer = sequence.request.submit.params.max_answer
         if reason in ("stop", "length") and max_answer:
             self._state.costs.record_sequence(sequence.num_generated, max_answer)
@@ -144,7 +144,9 @@ class Completer:
         if self._state.plans.phase is not PlanPhase.SERVING:
             return
         for sequence in list(self._state.waiting.aside.values()):
-            refusal = refuse_too_large(sequence.limit, self._state.plans.kv_blocks)
+            refusal = refuse_too_large(sequence.limit, self._state.plans.kv_blocks) or refuse_outdated(
+                self._state, sequence.request.submit.params
+            )
             if refusal is None:
                 sequence.mark_fitting()
             else:

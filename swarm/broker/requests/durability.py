@@ -8,10 +8,10 @@ receives everything in memory.
 
 from __future__ import annotations
 
-from swarm.broker.actions import NewTokens, Outbox, WriteAcceptance, WriteEnd, WriteTokens
+from swarm.broker.actions import NewTokens, Outbox, WriteAcceptance, WriteTokens
 from swarm.broker.requests.admission import RequestAdmission, refuse_without_journal
 from swarm.broker.requests.completion import Completer, RequestSettings
-from swarm.broker.requests.tokens import TokenCollector, TokenDelivery
+from swarm.broker.requests.tokens import TokenCollector, TokenDelivery, make_end_record
 from swarm.broker.state import Request, Sequence, SequenceState, State
 from swarm.broker.state.journal_snapshot import JournalSnapshot, RequestRecord
 
@@ -108,13 +108,12 @@ class RequestDurability:
             logprobs=tuple(sequence.logprobs) if submit.params.logprobs is not None else (),
             hops=tuple(sequence.hops) if submit.hops else (),
             num_cached=sequence.num_cached,
+            prompt_logprobs=bytes(sequence.prompt_logprobs),
         )
         if new.ids:
             self._out.append(WriteTokens((new,)))
         if sequence.reason is not None:
-            self._out.append(
-                WriteEnd(sequence.id, sequence.reason, sequence.num_generated, sequence.detail, sequence.vector)
-            )
+            self._out.append(make_end_record(sequence, sequence.reason))
 
     # --- without a journal -------------------------------------------------------------------------------------------
 
@@ -177,6 +176,8 @@ def restore_request(record: RequestRecord, now: float) -> Request:
             num_restored=len(item.tokens),
             num_cached=item.num_cached,
             vector=item.vector,
+            prompt_logprobs=bytearray(item.prompt_logprobs),
+            num_scored=len(submit.prompt) - 1 if item.prompt_logprobs else 0,
         )
         sequence.commit(sequence.sampled)
         if item.reason is not None:

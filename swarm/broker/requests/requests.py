@@ -268,8 +268,8 @@ class RequestHandler:
         sequence = self._find_sequence(stop.request_id, stop.index, account)
         if sequence is None:
             return
-        if sequence.state is SequenceState.ENDED or sequence.request.submit.params.vector is not None:
-            self._state.count("late_stops")  # or one for a vector, which no text can stop
+        if sequence.state is SequenceState.ENDED or not sequence.request.submit.params.max_answer:
+            self._state.count("late_stops")  # or one for an answer without text
             return
         if stop.at_index > sequence.num_generated:
             # the journal lost tokens that the client has received; they are drawn again first

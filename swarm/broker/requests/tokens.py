@@ -8,10 +8,10 @@ that its queue is full. It is sent nothing until it sends a message or a short d
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as TokenSequence
+from typing import Protocol
 
-from swarm.broker.actions import NewTokens, Outbox, SendToClient, WriteTokens
+from swarm.broker.actions import NewTokens, Outbox, SendToClient, WriteEnd, WriteTokens
 from swarm.broker.reports.statistics import RequestLatencies
 from swarm.broker.state import InFlightStep, Request, Sequence, SequenceState, State
 from swarm.broker.state.ended_requests import RequestRefusal
@@ -20,17 +20,24 @@ from swarm.wire.messages import (
     Finished,
     FinishReason,
     Hop,
+    PromptLogprobs,
     Rejected,
     Sampled,
+    SequencePosition,
     SequenceVector,
     Timing,
     Tokens,
 )
+from swarm.wire.prompt_logprobs import row_bytes
 
 WINDOW = 256  # maximum number of unacknowledged tokens of one sequence
 MAX_TOKENS_PER_MESSAGE = 128
 
-OnEnd = Callable[[Sequence, FinishReason, float], None]
+
+class OnEnd(Protocol):
+    """Callback that ends a sequence."""
+
+    def __call__(self, sequence: Sequence, reason: FinishReason, now: float, detail: str = "", /) -> None: ...
 
 
 class TokenCollector:
@@ -64,7 +71,10 @@ class TokenCollector:
             if sequence.proposed and not flight.is_current(sequence):
                 self._state.count("late_tokens")  # a newer step, which is in flight, draws it again
                 continue
-            if sequence.request.submit.params.vector is not None:
+            if sequence.lacks_prompt_logprobs:
+                self._state.count("late_tokens")  # it is drawn again, after the results of an earlier step
+                continue
+            if not sequence.request.submit.params.max_answer:
                 self._state.count("misplaced_tokens")
                 continue
             if item.position != sequence.sampled or not _may_follow(sequence, flight, added.get(sequence, ())):
@@ -102,6 +112,49 @@ class TokenCollector:
             sequence.set_vector(item.vector)
             self._state.count("vectors")
             self._on_end(sequence, "stop", now)
+
+    def collect_prompt_logprobs(self, items: tuple[PromptLogprobs, ...]) -> None:
+        """Add log probabilities of prompts to their sequences, each token's once. They depend on the prompt alone, so
+        those of an earlier residency count, too."""
+        for item in items:
+            sequence = self._state.sequences.get(item.sequence)
+            if sequence is None or sequence.state is SequenceState.ENDED:
+                self._state.count("late_prompt_logprobs")
+                continue
+            alternatives, manifest = sequence.request.submit.params.prompt_logprobs, self._state.manifest
+            if alternatives is None or sequence.index or manifest is None:
+                self._state.count("misplaced_prompt_logprobs")
+                continue
+            size = row_bytes(alternatives, manifest.vocab_size)
+            num, rest = divmod(len(item.values), size)
+            if rest or not 1 <= item.position <= item.position + num <= sequence.num_prompt:
+                self._state.count("misplaced_prompt_logprobs")
+            else:
+                sequence.add_prompt_logprobs(item.position, item.values, size)
+                self._state.count("prompt_logprobs", num)
+
+    def end_prompts(self, reached: tuple[SequencePosition, ...], flight: InFlightStep, worker: str, now: float) -> None:
+        """End sequences without tokens whose prompt is computed, and fail those for which the last stage, ``worker``,
+        has returned less than it must: no later step would return it."""
+        for sequence_id, position in ((k.sequence, k.position) for k in reached):
+            sequence = self._state.sequences.get(sequence_id)
+            if sequence is None or sequence.state is SequenceState.ENDED:
+                continue
+            if sequence.residency != flight.residencies.get(sequence_id):
+                continue  # preempted since: its rows are computed again
+            params, is_whole = sequence.request.submit.params, position == sequence.num_prompt
+            if sequence.lacks_prompt_logprobs and position > sequence.num_scored:
+                if any(sequence is other for each in self._state.in_flight.values() for other, _ in each.sequences):
+                    continue  # its results may arrive in another order
+                self._fail_unanswered(sequence, f"{worker} returned no log probabilities of the prompt", now)
+            elif is_whole and params.vector is not None:
+                self._fail_unanswered(sequence, f"{worker} returned no vector of the model's size", now)
+            elif not params.max_answer and not sequence.lacks_prompt_logprobs and params.vector is None:
+                self._on_end(sequence, "length", now)
+
+    def _fail_unanswered(self, sequence: Sequence, problem: str, now: float) -> None:
+        self._state.count("unanswered")
+        self._on_end(sequence, "failed", now, f"worker {problem}: restart it with this version")
 
     def on_committed(self, committed: tuple[tuple[int, int], ...]) -> None:
         """Send tokens that the journal has written: (sequence, position) pairs."""
@@ -156,6 +209,21 @@ def _new_tokens(sequence: Sequence, items: TokenSequence[Sampled], hops: tuple[H
         logprobs=tuple(item.logprobs for item in items) if submit.params.logprobs is not None else (),
         hops=(hops,) * len(items) if submit.hops else (),
         num_cached=0 if first else sequence.num_cached,
+        prompt_logprobs=b"" if first else bytes(sequence.prompt_logprobs),
+    )
+
+
+def make_end_record(sequence: Sequence, reason: FinishReason) -> WriteEnd:
+    """Return the record of a sequence's end for the journal, with what its first token would have brought."""
+    num_tokens = sequence.num_generated
+    return WriteEnd(
+        sequence.id,
+        reason,
+        num_tokens,
+        sequence.detail,
+        sequence.vector,
+        0 if num_tokens else sequence.num_cached,
+        b"" if num_tokens else bytes(sequence.prompt_logprobs),
     )
 
 
@@ -231,6 +299,7 @@ def build_finished(sequence: Sequence) -> Finished:
         detail=sequence.detail,
         num_cached=sequence.num_cached,
         vector=sequence.vector or None,
+        prompt_logprobs=bytes(sequence.prompt_logprobs) or None,
     )
 
 

@@ -76,7 +76,7 @@ def request_weight(request: Request) -> int:
     token_weight = 1 + (0 if num_logprobs is None else LOGPROB_WEIGHT * (1 + num_logprobs))
     total = len(request.submit.prompt)
     for sequence in request.sequences:
-        total += sequence.num_prompt + len(sequence.vector) // BYTES_PER_TOKEN
+        total += sequence.num_prompt + (len(sequence.vector) + len(sequence.prompt_logprobs)) // BYTES_PER_TOKEN
         total += token_weight * sequence.num_generated + HOP_WEIGHT * sum(map(len, sequence.hops))
     return total
 

@@ -24,6 +24,7 @@ class SequenceRecord:
     detail: str = ""
     num_cached: int = 0  # prompt tokens that came from the prefix cache
     vector: bytes = b""  # the answer of a request for a vector
+    prompt_logprobs: bytes = b""  # all of them, or none yet
 
 
 @dataclass(slots=True)

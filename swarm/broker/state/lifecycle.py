@@ -33,12 +33,30 @@ ALLOWED_STATES = {
         ("start_counting_overtakes", "count_overtake", "mark_fitting", "add_unfit_time", "lower_limit"), _WAITING
     ),
     **dict.fromkeys(
-        ("start", "dispatch", "acknowledge", "drop_kv", "redraw_last", "truncate_to", "refuse_proposals"), _RUNNING
+        (
+            "start",
+            "dispatch",
+            "acknowledge",
+            "drop_kv",
+            "drop_unscored",
+            "redraw_last",
+            "truncate_to",
+            "refuse_proposals",
+        ),
+        _RUNNING,
     ),
     **dict.fromkeys(("recompute_from", "start_rebuild", "finish_rebuild", "start_restore", "finish_restore"), _RUNNING),
     # Steps that were in flight at a preemption still count.
     **dict.fromkeys(
-        ("append_token", "set_vector", "record_not_finite", "expect_stop", "truncate_answer"), (*_RUNNING, *_WAITING)
+        (
+            "append_token",
+            "set_vector",
+            "add_prompt_logprobs",
+            "record_not_finite",
+            "expect_stop",
+            "truncate_answer",
+        ),
+        (*_RUNNING, *_WAITING),
     ),
     **dict.fromkeys(("mark_end_sent", "mark_end_written"), (SequenceState.ENDED,)),
 }

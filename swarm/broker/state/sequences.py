@@ -70,6 +70,11 @@ class Sequence:
     logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
     hops: list[tuple[Hop, ...]] = field(default_factory=list)
     vector: bytes = b""  # the answer, if the request asks for a vector
+    # log probabilities of the prompt's tokens from the second one on, and the number of these tokens
+    prompt_logprobs: bytearray = field(default_factory=bytearray)
+    num_scored: int = 0
+    # those that came before the step in front of them, by the position of their first token
+    early_logprobs: dict[int, bytes] = field(default_factory=dict)
     # time at which each generated token was first sent
     sent_at: array[float] = field(default_factory=lambda: array("d"))
 
@@ -100,6 +105,22 @@ class Sequence:
         """Whether the last stage adds up its positions. The sum is that of one residency in one epoch, so the sequence
         always begins at position 0: it starts from no prefix, and resumes nowhere."""
         return self.request.submit.params.vector == "mean"
+
+    @property
+    def lacks_prompt_logprobs(self) -> bool:
+        """Whether the request asks for log probabilities of its prompt, and some are missing. The last stage returns
+        them with each row. The first sequence gets them for all continuations."""
+        return (
+            self.request.submit.params.prompt_logprobs is not None
+            and self.index == 0
+            and self.num_scored < self.num_prompt - 1
+        )
+
+    @property
+    def starts_from_nothing(self) -> bool:
+        """Whether it must be computed from position 0 on when it starts: what the last stage returns needs each
+        position."""
+        return self.keeps_sum or self.lacks_prompt_logprobs
 
     @property
     def num_generated(self) -> int:
@@ -230,6 +251,9 @@ class Sequence:
     def end(self, reason: FinishReason, detail: str, now: float) -> None:
         self._transition(SequenceState.ENDED)
         self.proposed.clear()
+        self.early_logprobs.clear()
+        if self.lacks_prompt_logprobs:  # a part is no answer
+            self.prompt_logprobs.clear()
         self.reason, self.detail, self.ended_at = reason, detail, now
 
     # --- through the stages ------------------------------------------------------------------------------------------
@@ -364,6 +388,24 @@ class Sequence:
         """Note the vector that the last stage has returned."""
         self._allow("set_vector")
         self.vector = vector
+
+    def add_prompt_logprobs(self, position: int, values: bytes, size: int) -> None:
+        """Add log probabilities of the prompt's tokens from ``position`` on, of ``size`` bytes each. Repeated ones are
+        dropped; those behind a gap wait, since results of steps may arrive in another order."""
+        self._allow("add_prompt_logprobs")
+        self.early_logprobs[position] = values
+        while self.early_logprobs and (first := min(self.early_logprobs)) <= self.num_scored + 1:
+            values = self.early_logprobs.pop(first)
+            new = values[(self.num_scored + 1 - first) * size :]
+            self.prompt_logprobs += new
+            self.num_scored += len(new) // size
+
+    def drop_unscored(self) -> None:
+        """Count no position behind log probabilities that are missing: the steps that would bring them are lost."""
+        self._allow("drop_unscored")
+        self.early_logprobs.clear()
+        if self.lacks_prompt_logprobs:
+            self.kv = min(self.kv, self.num_scored)
 
     def commit(self, position: int) -> None:
         """Note that the journal has the sequence up to ``position``: these tokens may be sent to the client."""

@@ -26,6 +26,7 @@ from swarm.broker.state.running import RunningSequences
 from swarm.broker.state.sequences import Request, Sequence
 from swarm.broker.state.shared_prefixes import PlanPrefixes
 from swarm.broker.state.workers import Routes, Worker
+from swarm.params import SamplingParams
 from swarm.wire.messages import BLOCK, NO_LINEAGE, Asset, HostHello, Json, Lineage, Manifest, SequencePosition
 from swarm.wire.shared_positions import SharedPositions
 
@@ -54,6 +55,9 @@ class InFlightStep:
     def is_current(self, sequence: Sequence) -> bool:
         """Whether the sequence has not been preempted since the step was sent."""
         return self.residencies.get(sequence.id) == sequence.residency
+
+
+NEW_RULES_VERSION = 4  # of the protocol: the first whose stages read parameters that need new stages
 
 
 @dataclass(slots=True)
@@ -384,6 +388,14 @@ class State:
             busy_s = now - max(flight.sent_at, self.costs.last_done_at)
             self.moves.rates.record(num_running, len(flight.sequences), num_proposed, busy_s)
         self.costs.record_step(flight.num_tokens, flight.sent_at, now, num_refused)
+
+    def outdated_worker(self, params: SamplingParams) -> str:
+        """Return the name of a stage's worker that refuses sequences with these parameters; empty: none does."""
+        plan = self.plans.current
+        if plan is None or not params.needs_new_stages:
+            return ""
+        workers = (self.workers.get(stage.incarnation) for stage in plan.stages)
+        return next((w.name for w in workers if w and max(w.hello.wire_versions) < NEW_RULES_VERSION), "")
 
     def return_blocks(self, sequence: Sequence, blocks: int) -> None:
         """Reduce the KV blocks of a sequence whose proposed tokens were refused. The next step cuts it in the stages,

@@ -32,7 +32,8 @@ ANSWER_SHARE = 0.8  # of the time until the deadline, after which stages answer 
 def begin_restore(state: State, sequence: Sequence, now: float) -> None:
     """Let a sequence that was just admitted wait for what the stages have of it on disk, if it is long enough."""
     least, num_positions = state.restores.num_positions, sequence.pending
-    if least and num_positions >= least and not sequence.keeps_sum and now >= state.restores.rests_until:
+    may_restore = not sequence.starts_from_nothing and now >= state.restores.rests_until
+    if least and num_positions >= least and may_restore:
         num_awaited = num_positions + state.restores.num_awaited
         state.restores.begin(sequence, now, now + wait_s(num_awaited, state.costs.prompt_tokens_per_s))
         sequence.start_restore()

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from swarm.broker.planner.pauses import MAX_PAUSE_S, resumes_at_once, step_pause_s
 from swarm.broker.speculation.speculation import Speculation
@@ -71,6 +72,8 @@ MIN_PROMPT_SHARE = 64
 # maximum size of ``Open`` records in a step's header; the rest of the header is far shorter
 MAX_OPEN_BYTES = MAX_HEADER_BYTES // 2
 MAX_VECTOR_BYTES = MAX_HEADER_BYTES // 2  # maximum size of the vectors that a step returns, likewise
+# prompt tokens of a step with log probabilities: the last stage holds logits for each, as for each decode
+MAX_SCORED = 128
 NO_SPECULATION = Speculation(mode="off")
 KV_SHORT = 0.05  # free fraction of KV blocks below which prompts get the minimum
 
@@ -122,7 +125,7 @@ def admit(state: State, settings: SchedulerSettings, now: float, max_tokens_per_
         sequence = waiting.pop()
         if sequence is None:
             break
-        if num_blocks(sequence.limit) > state.plans.kv_blocks:
+        if num_blocks(sequence.limit) > state.plans.kv_blocks or state.outdated_worker(sequence.request.submit.params):
             waiting.set_aside(sequence)
             continue
         sequence.mark_fitting()
@@ -297,6 +300,7 @@ def _choose(
             open_bytes += _open_bytes(sequence)
     left = _prompt_tokens(state, settings, len(chosen), reserved, most_in_flight)
     vector_bytes = 0  # of the vectors that the step returns
+    scored = 0  # prompt tokens whose log probabilities the step returns
     prefilling = () if not left else state.running.prefilling if eligible is None else eligible.prefilling
     for sequence in prefilling:
         if left <= 0 or len(chosen) >= MAX_ROWS:
@@ -304,6 +308,10 @@ def _choose(
         if not _fits_into_header(sequence, open_bytes):
             continue
         count = min(sequence.pending, settings.prefill_chunk, left)
+        if sequence.lacks_prompt_logprobs:
+            count = min(count, MAX_SCORED - scored)
+            if not count:
+                continue
         returned = _returned_bytes(state, sequence, count)
         if vector_bytes and vector_bytes + returned > MAX_VECTOR_BYTES:
             continue
@@ -311,6 +319,7 @@ def _choose(
             chosen.append((sequence, count))
             left -= count
             vector_bytes += returned
+            scored += count if sequence.lacks_prompt_logprobs else 0
             open_bytes += _open_bytes(sequence)
     # A sequence chosen early may have been preempted since by a later one of higher rank.
     return [(sequence, count) for sequence, count in chosen if sequence.state is SequenceState.RUNNING]
@@ -455,9 +464,12 @@ def _build(
 
 def build_open(sequence: Sequence) -> Open:
     """Return the ``Open`` record that stages need before the sequence's first row."""
+    params = sequence.request.submit.params
+    if params.prompt_logprobs is not None and not sequence.lacks_prompt_logprobs:
+        params = replace(params, prompt_logprobs=None)
     return Open(
         sequence.id,
-        sequence.request.submit.params,
+        params,
         sequence.seed,
         sequence.num_prompt,
         sequence.limit,

@@ -80,7 +80,8 @@ class MessageWriter:
             return (self._block_event("content_block_delta", delta=delta),)
         if isinstance(part, CallEndPart):
             return self._close()
-        self._end = part
+        if isinstance(part, ChoiceEndPart):
+            self._end = part
         return self._close()
 
     def _text_events(self, kind: str, text: str) -> list[SseEvent]:

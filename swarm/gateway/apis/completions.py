@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from pydantic import Field, WithJsonSchema
 
-from swarm.gateway.answer import AnswerPart, ChoiceEndPart, TextPart, TokenCounts
+from swarm.gateway.answer import AnswerPart, ChoiceEndPart, PromptPart, TextPart, TokenCounts
 from swarm.gateway.apis.bodies import (
     COMMON_IGNORED_FIELDS,
     Biases,
@@ -29,7 +29,7 @@ from swarm.gateway.apis.bodies import (
 )
 from swarm.gateway.apis.chat import DONE, StreamOptions, check_stream_options, default_length
 from swarm.gateway.apis.other_servers import SharedBody, check_neutral, rest_or_length, to_grammar
-from swarm.gateway.apis.tokens import list_hops, text_logprobs, usage_object
+from swarm.gateway.apis.tokens import list_hops, prompt_logprobs, text_logprobs, usage_object
 from swarm.gateway.apis.writer import EventTemplate, Json, SseEvent
 from swarm.gateway.completion.served_model import ServedModel
 from swarm.gateway.completion.service import REST_OF_CONTEXT
@@ -82,11 +82,10 @@ def to_requests(body: CompletionBody, served: ServedModel) -> list[CompletionReq
         raise unsupported_field("suffix", "models here only continue text")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise unsupported_field("best_of", "every generated answer is returned: use n")
-    if body.echo and body.logprobs is not None:
-        raise unsupported_field(
-            "echo", "there are no log probabilities of a prompt: leave out one of echo and logprobs"
-        )
-    rest_limit = default_length(served, body.max_tokens, body.n_predict)
+    if body.echo and body.logprobs is not None and body.stream:
+        raise unsupported_field("stream", "log probabilities of the prompt come with the whole answer: leave it out")
+    is_empty = body.max_tokens == 0 and bool(body.echo)  # the prompt is all that is computed
+    rest_limit = 0 if is_empty else default_length(served, body.max_tokens, body.n_predict)
     params = to_sampling_params(
         body,
         {
@@ -100,6 +99,7 @@ def to_requests(body: CompletionBody, served: ServedModel) -> list[CompletionReq
             "frequency_penalty": body.frequency_penalty,
             "logit_bias": to_biases(body.logit_bias),
             "logprobs": body.logprobs,
+            "prompt_logprobs": (body.logprobs or 0) if is_empty or (body.echo and body.logprobs is not None) else None,
             "grammar": to_grammar(body),
             "repetition_penalty": body.penalty(),
         },
@@ -133,7 +133,7 @@ def _length(body: CompletionBody) -> int:
         length = rest_or_length(body.n_predict)
         return DEFAULT_LENGTH if length is None else length
     if body.max_tokens < 1:
-        raise invalid_field("max_tokens", f"must be at least 1, not {body.max_tokens}")
+        raise invalid_field("max_tokens", f"must be at least 1, or 0 with echo, not {body.max_tokens}")
     return body.max_tokens
 
 
@@ -207,7 +207,8 @@ class CompletionWriter:
         return body
 
     def _logprobs(self, part: TextPart) -> Json:
-        result, self._offsets[part.choice] = text_logprobs(self._served, part.pieces, self._offsets.get(part.choice, 0))
+        offset = self._offsets.get(part.choice, len(self._echo(part.choice)))
+        result, self._offsets[part.choice] = text_logprobs(self._served, part.pieces, offset)
         return result
 
     def _echo(self, choice: int) -> str:
@@ -247,6 +248,9 @@ class CompletionWriter:
                 self._collect(choice, part)
             elif isinstance(part, ChoiceEndPart):
                 choice["finish_reason"] = part.reason
+            elif isinstance(part, PromptPart) and self._memo.logprobs:
+                logprobs, answer = prompt_logprobs(self._served, part), choice["logprobs"] or {}
+                choice["logprobs"] = {name: values + answer.get(name, []) for name, values in logprobs.items()}
         for index, choice in choices.items():
             choice["text"] = self._echo(index) + choice["text"]
         return {**self._base(), "choices": [choices[index] for index in sorted(choices)], "usage": usage_object(counts)}

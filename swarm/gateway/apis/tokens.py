@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from swarm.client.results import Piece
-from swarm.gateway.answer import TokenCounts
+from swarm.gateway.answer import PromptPart, TokenCounts
 from swarm.gateway.completion.served_model import ServedModel
 from swarm.wire.messages import TokenLogprob
 
@@ -33,6 +33,23 @@ def _entry(served: ServedModel, entry: TokenLogprob) -> Json:
     }
 
 
+def prompt_logprobs(served: ServedModel, part: PromptPart) -> Json:
+    """Return the prompt's log probabilities in the format of /v1/completions: null for the first token."""
+    text, offset = None if served.text is None else served.text.detokenizer(), 0
+    result: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for token, entries in zip(part.tokens, part.logprobs, strict=True):
+        result["tokens"].append(_token_text(served, token))
+        result["token_logprobs"].append(max(entries[0].logprob, _LOWEST) if entries else None)
+        result["top_logprobs"].append(_top(served, entries[1:]) if entries else None)
+        result["text_offset"].append(offset)
+        offset += 0 if text is None else len(text.push(token))
+    return result
+
+
+def _top(served: ServedModel, entries: Iterable[TokenLogprob]) -> Json:
+    return {_token_text(served, each.token): max(each.logprob, _LOWEST) for each in entries}
+
+
 def text_logprobs(served: ServedModel, pieces: Iterable[Piece], offset: int) -> tuple[Json, int]:
     """Return log probabilities in the format of /v1/completions, and the text offset after them."""
     result: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
@@ -41,7 +58,7 @@ def text_logprobs(served: ServedModel, pieces: Iterable[Piece], offset: int) -> 
             own, *others = piece.logprobs
             result["tokens"].append(_token_text(served, own.token))
             result["token_logprobs"].append(max(own.logprob, _LOWEST))
-            result["top_logprobs"].append({_token_text(served, e.token): max(e.logprob, _LOWEST) for e in others})
+            result["top_logprobs"].append(_top(served, others))
             result["text_offset"].append(offset)
         offset += len(piece.text)
     return result, offset

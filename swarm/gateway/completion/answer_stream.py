@@ -10,14 +10,14 @@ from itertools import accumulate
 
 from swarm.client.stream import PromptStream
 from swarm.errors import ClientError
-from swarm.gateway.answer import AnswerPart, TokenCounts
+from swarm.gateway.answer import AnswerPart, PromptPart, TokenCounts
 from swarm.gateway.completion.assembler import AnswerAssembler
 from swarm.gateway.errors import to_api_error
 
 
 class AnswerStream:
-    """Stream of the answer to one prompt of ``num_prompt`` tokens. ``cancels``: closing it before its end cancels even
-    a request that was made elsewhere."""
+    """Stream of the answer to one prompt of ``num_prompt`` tokens. ``prompt``: these, for their log probabilities.
+    ``cancels``: closing it before its end cancels even a request that was made elsewhere."""
 
     def __init__(
         self,
@@ -25,6 +25,7 @@ class AnswerStream:
         assembler: AnswerAssembler,
         *,
         num_prompt: int = 0,
+        prompt: tuple[int, ...] = (),
         cancels: bool = False,
         on_tokens: Callable[[int], None] | None = None,
     ) -> None:
@@ -33,6 +34,7 @@ class AnswerStream:
             stream.cancel_when_left()
         self.num_prompt, self._num_tokens = num_prompt, 0
         self._prefetched: list[AnswerPart] = []  # parts read by prefetch(), for the next call of next()
+        self._prompt = prompt  # empty once its log probabilities were returned
         self._has_failed = False
         self.num_choices = assembler.num_choices
 
@@ -52,10 +54,17 @@ class AnswerStream:
                 self._has_failed = True
                 raise to_api_error(error) from None
             if not pieces:
-                return []
+                return self._end_prompt()
             self._count(sum(piece.token is not None for piece in pieces))
             if parts := [part for piece in pieces for part in self._assembler.add(piece)]:
                 return parts
+
+    def _end_prompt(self) -> list[AnswerPart]:
+        """Return the prompt's log probabilities at the end, once, if they were requested."""
+        completion, (prompt, self._prompt) = self._stream.completion, (self._prompt, ())
+        if completion is None or not prompt or not completion.prompt_logprobs:
+            return []
+        return [PromptPart(choice, prompt, completion.prompt_logprobs) for choice in range(self.num_choices)]
 
     def _count(self, num_tokens: int) -> None:
         self._num_tokens += num_tokens

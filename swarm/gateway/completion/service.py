@@ -204,7 +204,7 @@ class CompletionService:
             raise ContextOverflow(error.least_tokens, served.manifest.context, is_least=True) from None
         except ClientError as error:
             raise to_api_error(error) from None
-        if len(ids) >= served.manifest.context:
+        if len(ids) + (request.rest_limit != 0) > served.manifest.context:
             raise ContextOverflow(len(ids), served.manifest.context)
         params = request.params
         if params.max_tokens == REST_OF_CONTEXT:
@@ -270,7 +270,10 @@ class CompletionService:
         except ClientError as error:
             raise to_api_error(error) from None
         parts = _make_assembler(request_id or "", request.tools, prepared.reasoning, prepared.served, prepared.params.n)
-        return AnswerStream(stream, parts, num_prompt=len(prepared.ids), cancels=detached, on_tokens=on_tokens)
+        num_prompt = len(prepared.ids)
+        return AnswerStream(
+            stream, parts, num_prompt=num_prompt, prompt=prepared.ids, cancels=detached, on_tokens=on_tokens
+        )
 
     async def prompt_progress(self, request_id: str) -> tuple[int, int] | None:
         """Return how many tokens of a request's prompt every stage has computed, and how many there are; None if the

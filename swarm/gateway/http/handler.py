@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from swarm.gateway.answer import AnswerPart, TokenCounts
+from swarm.gateway.answer import AnswerPart, PromptPart, TokenCounts
 from swarm.gateway.apis.writer import AnswerWriter, Json
 from swarm.gateway.completion.answer_stream import AnswerStream, MergedAnswers
 from swarm.gateway.completion.served_model import ServedModel
@@ -278,6 +278,8 @@ async def _collect(begun: asyncio.Future[AnswerStream | MergedAnswers], job: Com
     parts: list[AnswerPart] = []
     while more := await reading.next():
         parts += more
+    if any(isinstance(part, PromptPart) for part in parts):  # many entries per token
+        return await asyncio.to_thread(job.writer.full_response, parts, reading.counts())
     return job.writer.full_response(parts, reading.counts())
 
 

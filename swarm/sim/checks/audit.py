@@ -88,12 +88,12 @@ class Audit:
         self.faults_before[submit.request_id] = self.num_faults
         for index in range(submit.params.n):
             seed = derive_seed(submit.seed, index)
-            is_drawn = submit.params.vector is None
+            is_drawn = submit.params.max_answer > 0
             draws = fake_draws(submit.prompt, submit.params, seed, self.manifest) if is_drawn else []
             stop_at = stops.get(index)
             if stop_at is not None and stop_at >= len(draws):
                 stop_at = None
-            self.expected[submit.request_id, index] = Expectation(submit, draws, self.manifest, stop_at)
+            self.expected[submit.request_id, index] = Expectation(submit, index, draws, self.manifest, stop_at)
 
     # --- at the clients ----------------------------------------------------------------------------------------------
 

@@ -1,11 +1,12 @@
-"""The exact expected result of one continuation: tokens, logprobs, the route of each token, the end, the vector."""
+"""The exact expected result of one continuation: tokens, logprobs, the route of each token, the end, the vector, and
+the log probabilities of the prompt."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 
 from swarm.client.events import Deliver
-from swarm.testing import fake_vector
+from swarm.testing import fake_prompt_logprobs, fake_vector
 from swarm.wire.messages import Finished, Hop, Manifest, Submit, TokenLogprob
 
 Draw = tuple[int, tuple[TokenLogprob, ...]]
@@ -14,7 +15,9 @@ Draw = tuple[int, tuple[TokenLogprob, ...]]
 class Expectation:
     """Expected result of one continuation, and what has been received so far."""
 
-    def __init__(self, submit: Submit, draws: list[Draw], manifest: Manifest, stop_at: int | None = None) -> None:
+    def __init__(
+        self, submit: Submit, index: int, draws: list[Draw], manifest: Manifest, stop_at: int | None = None
+    ) -> None:
         self.submit = submit
         self.tokens = [token for token, _ in draws]
         self.stop_at = stop_at  # token index at which a stop string is found
@@ -25,9 +28,16 @@ class Expectation:
         self._routes: defaultdict[int, list[tuple[Hop, ...]]] = defaultdict(list)
         params = submit.params
         self._vector: bytes | None = None
+        self._prompt_logprobs: bytes | None = None
+        if params.prompt_logprobs is not None and index == 0:
+            values = fake_prompt_logprobs(submit.prompt, params.prompt_logprobs, manifest.num_layers)
+            self._prompt_logprobs = values or None
+        if not params.max_answer:
+            self._reason = "length"
         if params.vector is not None:
             self._reason = "stop"
             self._vector = fake_vector(submit.prompt, params.vector, manifest.num_layers)
+        if not draws:
             return
         last = self.tokens[-1]
         is_end = (last in manifest.eos_token_ids and not params.ignore_eos) or last in params.stop_token_ids
@@ -63,4 +73,6 @@ class Expectation:
             return f"its prompt has {len(self.submit.prompt)} tokens, not {finished.num_prompt}"
         if finished.vector != self._vector:
             return f"its vector is {finished.vector!r}, not {self._vector!r}"
+        if finished.prompt_logprobs != self._prompt_logprobs:
+            return f"its prompt_logprobs are {finished.prompt_logprobs!r}, not {self._prompt_logprobs!r}"
         return ""

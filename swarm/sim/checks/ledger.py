@@ -47,6 +47,8 @@ class LedgerSequence:
         for values in (joined.tokens, joined.logprobs, joined.hops):
             del values[write.num_tokens :]
         joined.reason, joined.detail, joined.vector = write.reason, write.detail, write.vector
+        joined.num_cached = joined.num_cached or write.num_cached
+        joined.prompt_logprobs = joined.prompt_logprobs or write.prompt_logprobs
         self.whole = joined
         self.parts.clear()
         return True
@@ -69,6 +71,7 @@ class LedgerSequence:
             record.logprobs += part.logprobs[overlap:]
             record.hops += part.hops[overlap:]
             record.num_cached = max(record.num_cached, part.num_cached)
+            record.prompt_logprobs = record.prompt_logprobs or part.prompt_logprobs
         return record
 
 

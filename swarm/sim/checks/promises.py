@@ -206,6 +206,8 @@ class PromiseCheck:
     def _check_waste(self, sequence: Sequence, num_held: int, state: State) -> None:
         if sequence.num_preempted or sequence.keeps_sum:
             return  # it was preempted by sequences with a higher claim, or its sum is gone
+        if sequence.request.submit.params.prompt_logprobs is not None and not sequence.num_restored:
+            return  # its prompt's log probabilities came with the lost positions
         if sequence.state is SequenceState.WAITING:
             if self._would_fit(sequence, state) and not _starts_from_sibling(sequence, state):
                 raise Violation(f"I8: sequence {sequence.id} is held everywhere up to {num_held}, and waits")

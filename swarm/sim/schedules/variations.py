@@ -15,6 +15,7 @@ from random import Random
 from typing import get_args
 
 import msgspec
+from msgspec.structs import replace as replace_params
 
 from swarm.broker.planner.standby import StandbyPolicy
 from swarm.params import SamplingParams
@@ -81,6 +82,7 @@ DRAFTS: tuple[tuple[DraftBehaviour, ...], ...] = (
     ("right", "partly", "behind", "drops", "loses"),
     get_args(DraftBehaviour),
 )
+OTHER_ANSWERS = 0.1  # share of schedules in which some requests ask for vectors or log probabilities of their prompt
 OFTEN = 0.06  # share of schedules with a fault of one of the other kinds, for each kind
 
 
@@ -108,19 +110,27 @@ def make_full_schedule(seed: int, *, faults: bool = True) -> Schedule:
     for kind in KV_FAULTS if faults else ():
         schedule = _add_kv_fault(kind, Random(f"{kind} {seed}"), schedule)
     schedule = _draw_bits(Random(f"bits {seed}"), schedule)
-    return _draw_speculation(Random(f"speculation {seed}"), schedule, faults=faults)
+    schedule = _draw_speculation(Random(f"speculation {seed}"), schedule, faults=faults)
+    return add_answers(seed, schedule) if Random(f"answers {seed}").random() < OTHER_ANSWERS else schedule
 
 
-def add_vectors(seed: int, schedule: Schedule) -> Schedule:
-    """Return the schedule with requests for vectors beside the others, some of them with a common beginning."""
+def add_answers(seed: int, schedule: Schedule) -> Schedule:
+    """Return the schedule with requests for vectors and for log probabilities of prompts beside the others, some of
+    them with a common beginning."""
     random = Random(f"vectors {seed}")
     beginning = schedule.requests[0].submit.prompt[:64]
     requests = []
-    for number in range(random.randint(2, 6)):
+    for number in range(random.randint(2, 4)):
         spec = draw_request(random, len(schedule.requests) + number, len(schedule.clients))
         prompt = tuple(random.randrange(97) for _ in range(random.choice([1, 31, 32, 33, 100, 200])))
         prompt = beginning + prompt if random.random() < 0.5 else prompt
-        params = SamplingParams(vector=random.choice(["last", "mean"]))
+        params = random.choice(
+            [
+                SamplingParams(vector=random.choice(["last", "mean"])),
+                SamplingParams(prompt_logprobs=random.choice([0, 2]), max_tokens=0),
+                replace_params(spec.submit.params, prompt_logprobs=random.choice([0, 2]), max_tokens=2),
+            ]
+        )
         requests.append(replace(replace_fields(spec, prompt=prompt, params=params), stops={}))
     return replace(schedule, requests=(*schedule.requests, *requests))
 

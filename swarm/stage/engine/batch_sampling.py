@@ -69,20 +69,20 @@ def sample_batch(
 
 def _sample_plainly(batch: Batch, logits: torch.Tensor, manifest: Manifest, threads: int) -> BatchSamples:
     """Draw one token for each job, without proposals and rules: the same as with them, in half of the time."""
-    tokens = _draw(logits[: len(batch.samples)].cpu(), batch.samples, manifest, threads, ())
+    tokens = draw_rows(logits[: len(batch.samples)].cpu(), batch.samples, manifest, threads)
     sampled: list[Sampled] = []
     failed: list[Failure] = []
     for job, token in zip(batch.samples, tokens, strict=True):
         sequence, position = batch.rows[job.row].sequence, len(job.history)
         if token is None:
-            failed.append(Failure(sequence, _not_finite_error(position, manifest.dtype)))
+            failed.append(Failure(sequence, not_finite_error(position, manifest.dtype)))
         else:
             sampled.append(Sampled(sequence, position, token.token, token.logprobs))
     return BatchSamples(tuple(sampled), tuple(failed))
 
 
-def _draw(
-    rows: torch.Tensor, jobs: Sequence[SampleJob], manifest: Manifest, threads: int, masks: Sequence[Mask | None]
+def draw_rows(
+    rows: torch.Tensor, jobs: Sequence[SampleJob], manifest: Manifest, threads: int, masks: Sequence[Mask | None] = ()
 ) -> list[SampledToken | None]:
     """Draw the token after each job's history, by the kernel if it is there."""
     if kernel.supports(rows):
@@ -97,13 +97,13 @@ def _compute_draws(
     masks, refused, late = _grammar_masks(draws, grammars, rows.shape[-1])
     if len(draws) < len(rows):
         rows = rows[[draw.row for draw in draws]]
-    tokens = _draw(rows, [draw.job for draw in draws], manifest, threads, masks)
+    tokens = draw_rows(rows, [draw.job for draw in draws], manifest, threads, masks)
     for place, (draw, token) in enumerate(zip(draws, tokens, strict=True)):
         verification = draw.verification
         if verification.is_closed:
             continue  # an earlier draw differs from its proposal: this one is not reached
         if token is None:
-            verification.fail(_not_finite_error(verification.position, manifest.dtype))
+            verification.fail(not_finite_error(verification.position, manifest.dtype))
         elif place in refused:
             verification.fail(refused[place])
         elif place in late:
@@ -187,7 +187,7 @@ def sample_rows(
     ]
 
 
-def _not_finite_error(position: int, dtype: str) -> str:
+def not_finite_error(position: int, dtype: str) -> str:
     return (
         f"the model gave logits that are not finite numbers for position {position}; "
         f"its weights, or the dtype {dtype} for them, are unfit"

@@ -35,7 +35,7 @@ def run_batch(
     by_modules: bool = False,
 ) -> torch.Tensor | None:
     """Return hidden states ``[tokens, hidden]``; from the stage with the head, logits ``[rows, vocabulary]`` or None:
-    those of all samples, then the scores of vector jobs.
+    those of all samples, then of the prompts' jobs, then the scores of vector jobs.
 
     ``head_rows`` selects the tokens of the batch whose logits are returned, instead of the ones in ``batch.samples``.
     ``threads`` is the number of threads that may compute (default: torch's number). Cache statistics are added to
@@ -71,6 +71,9 @@ def _run_stage(
         return None if hidden is None else hidden[0]
     if head_rows is None:
         head_rows = [row for job in batch.samples for row in _drawn_rows(spans[job.row], job.num_proposed)]
+        for job in batch.prompts:
+            offset = spans[job.row].offset
+            head_rows += range(offset, offset + len(job.following))
         head_rows += [_drawn_rows(spans[job.row], 0)[0] for job in batch.vectors if job.kind == "scores" and job.is_end]
         pooled = [row for job in batch.vectors for row in _pooled_rows(spans[job.row], job)]
         head_rows, forward_pass.num_pooled = head_rows + pooled, len(pooled)

@@ -28,6 +28,7 @@ from swarm.stage.engine.loaded_layers import LoadedLayers
 from swarm.stage.engine.measure import measure_layer_costs
 from swarm.stage.engine.memory_plan import MemoryPlan
 from swarm.stage.engine.model_kernels import ModelKernels
+from swarm.stage.engine.prompt_logprobs import BatchPromptLogprobs, compute_prompt_logprobs
 from swarm.stage.engine.rechecks import Rechecker
 from swarm.stage.engine.vectors import BatchVectors, VectorPool
 from swarm.stage.executor import Batch, Capacity, FenceRaised, ForwardResult, KvData, Progress, StopCheck
@@ -307,6 +308,7 @@ class TorchExecutor:
         hidden = None if stage.has_head or result is None else copy_to_array(result)
         computed = clock.mark()
         samples = self._sample(stage, batch, result, threads)
+        prompts = self._compute_prompts(batch, result, threads)
         vectors = self._compute_vectors(batch, result, pooled)
         done = clock.mark()
         compute_s, sample_s = clock.elapsed_s(began, computed), clock.elapsed_s(computed, done)
@@ -316,7 +318,7 @@ class TorchExecutor:
         return ForwardResult(
             hidden,
             samples.sampled,
-            samples.failed + vectors.failed,
+            samples.failed + prompts.failed + vectors.failed,
             compute_s,
             sample_s,
             head_s,
@@ -325,6 +327,7 @@ class TorchExecutor:
             certain=samples.certain,
             forced=samples.forced,
             vectors=vectors.vectors,
+            prompt_logprobs=prompts.items,
         )
 
     def recheck(
@@ -368,6 +371,12 @@ class TorchExecutor:
         if not stage.has_head or result is None:
             return BatchSamples()
         return sample_batch(batch, result, self._manifest, threads, self._grammars)
+
+    def _compute_prompts(self, batch: Batch, result: torch.Tensor | None, threads: int) -> BatchPromptLogprobs:
+        if not batch.prompts or result is None:
+            return BatchPromptLogprobs()
+        num_drawn = sum(1 + job.num_proposed for job in batch.samples)
+        return compute_prompt_logprobs(batch, result[num_drawn:], self._manifest, threads)
 
     def _compute_vectors(self, batch: Batch, result: torch.Tensor | None, pooled: list[torch.Tensor]) -> BatchVectors:
         if not batch.vectors:

@@ -34,6 +34,7 @@ def forward_in_pieces(
         certain=tuple(item for result in results for item in result.certain),
         forced=tuple(item for result in results for item in result.forced),
         vectors=tuple(item for result in results for item in result.vectors),
+        prompt_logprobs=tuple(item for result in results for item in result.prompt_logprobs),
     )
 
 
@@ -61,6 +62,11 @@ def split_batch(batch: Batch) -> Iterator[Batch]:
                 proposed={0: num_proposed} if is_last and num_proposed else {},
                 vectors=tuple(
                     replace(job, row=0, is_end=job.is_end and is_last) for job in batch.vectors if job.row == number
+                ),
+                prompts=tuple(
+                    replace(job, row=0, following=job.following[first : first + count])
+                    for job in batch.prompts
+                    if job.row == number and first < len(job.following)
                 ),
             )
             at, first = at + count, first + count

@@ -13,6 +13,7 @@ from swarm.wire.messages.common import (
     Name,
     Names,
     Position,
+    PromptLogprobBytes,
     Record,
     RequestId,
     Seconds,
@@ -305,7 +306,8 @@ FinishReason = Literal["stop", "length", "cancelled", "failed"]
 class Finished(Message, frozen=True):
     """End of continuation ``index`` after ``num_tokens`` tokens. ``detail``: the cause if the reason is "failed".
     ``num_cached``: prompt tokens that were found in the prefix cache at the first admission. ``vector``: the answer of
-    a request for a vector."""
+    a request for a vector. ``prompt_logprobs``: with the first continuation of a request that asked for them, in the
+    form of ``wire.prompt_logprobs``."""
 
     request_id: RequestId
     index: Position
@@ -316,6 +318,7 @@ class Finished(Message, frozen=True):
     detail: Text = ""
     num_cached: Position = 0
     vector: VectorBytes | None = None
+    prompt_logprobs: PromptLogprobBytes | None = None
 
 
 class TokensSnapshot(Message, frozen=True, kw_only=True, tag="snapshot"):

@@ -52,6 +52,9 @@ PublicKey = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 # Identifies a listening end at the relay; empty: no relay.
 Ticket = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")]
 Names = Annotated[tuple[Name, ...], msgspec.Meta(max_length=256)]
+# Log probabilities of a prompt's tokens (``wire.prompt_logprobs``), of which one message holds all.
+MAX_PROMPT_LOGPROB_BYTES: Final = 4 << 20
+PromptLogprobBytes = Annotated[bytes, msgspec.Meta(max_length=MAX_PROMPT_LOGPROB_BYTES)]
 VectorBytes = Annotated[bytes, msgspec.Meta(max_length=1 << 20)]  # float32, little-endian
 Json = dict[str, object]
 

@@ -15,6 +15,7 @@ from swarm.wire.messages.common import (
     MAX_TOKENS,
     Message,
     Position,
+    PromptLogprobBytes,
     Record,
     SequenceId,
     StepNumber,
@@ -90,6 +91,14 @@ class SequenceVector(Record, frozen=True):
     vector: VectorBytes
 
 
+class PromptLogprobs(Record, frozen=True):
+    """Log probabilities of a prompt's tokens from ``position`` on, in the form of ``wire.prompt_logprobs``."""
+
+    sequence: SequenceId
+    position: Position
+    values: PromptLogprobBytes
+
+
 class Failure(Record, frozen=True):
     """A sequence that can't continue, with the reason."""
 
@@ -154,7 +163,8 @@ class StepDone(Message, frozen=True):
 
     ``kv``: for each row, the position up to which its tokens are certain: without the proposals that were refused.
     ``sampled``: in the order of the rows, and within a row by position. ``forced``: tokens that are certain to follow
-    by the grammar, which the broker may propose; not in the frame if there are none. ``vectors``: likewise.
+    by the grammar, which the broker may propose; not in the frame if there are none. ``vectors`` and
+    ``prompt_logprobs``: likewise.
     """
 
     step: StepNumber
@@ -165,6 +175,9 @@ class StepDone(Message, frozen=True):
     late: Annotated[tuple[SequenceId, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
     forced: Annotated[tuple[ForcedTokens, ...], msgspec.Meta(max_length=MAX_ROWS)] | msgspec.UnsetType = msgspec.UNSET
     vectors: Annotated[tuple[SequenceVector, ...], msgspec.Meta(max_length=MAX_ROWS)] | msgspec.UnsetType = (
+        msgspec.UNSET
+    )
+    prompt_logprobs: Annotated[tuple[PromptLogprobs, ...], msgspec.Meta(max_length=MAX_ROWS)] | msgspec.UnsetType = (
         msgspec.UNSET
     )
 

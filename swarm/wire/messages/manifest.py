@@ -74,6 +74,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             total += self.head_bytes - (self.shared_bytes if layers.first == 0 else 0)
         return total
 
+    def why_unable(self, vector: VectorKind | None) -> str | None:
+        """Return why the model lacks the head for a vector of this kind, or for tokens (None); None if it has it."""
+        if vector == "scores":
+            missing = "has no classification head, so it gives no scores: serve a model for reranking"
+            return None if self.num_labels else f"{self.name} {missing}"
+        if self.num_labels and vector is not None:
+            return f"{self.name} gives scores only, no embeddings: serve a model for embeddings"
+        if self.is_headless and vector is None:
+            return f"{self.name} has no head over the vocabulary, so it generates no text: serve another model"
+        return None
+
     def vector_bytes(self, kind: VectorKind) -> int:
         """Return the size of a vector of this kind."""
         return 4 * (self.num_labels if kind == "scores" else self.hidden_size)

@@ -25,7 +25,7 @@ WAYS = [
 
 
 def expectation(stop_at: int | None = None, submit: Submit = SUBMIT) -> Expectation:
-    case = Expectation(submit, DRAWS, MANIFEST, stop_at)
+    case = Expectation(submit, 0, DRAWS, MANIFEST, stop_at)
     for index, way in enumerate(WAYS):
         case.add_route(index, way)
     return case

@@ -70,6 +70,25 @@ def test_a_vector_is_read_with_its_end(tmp_path: Path, store: JournalStore) -> N
     assert found.sequences[0].vector == b"12345678"
 
 
+def test_log_probabilities_of_a_prompt_come_with_the_first_token_or_the_end(
+    tmp_path: Path, store: JournalStore
+) -> None:
+    """With a cached prompt's number of tokens, too."""
+    first, second = NewTokens(4, 3, 0, (7,), num_cached=2, prompt_logprobs=b"p"), NewTokens(4, 4, 1, (8,))
+    store.write([accept("a", 4), accept("b", 5)], NOW)
+    store.write([WriteTokens((first,))], NOW)
+    store.write([WriteTokens((second,)), WriteEnd(5, "length", 0, "", b"", 3, b"q")], NOW)
+
+    def read(each: JournalStore) -> list[tuple[list[int], int, bytes]]:
+        past = each.read_snapshot(LATER, retained_s=60.0).requests
+        return [(s.tokens, s.num_cached, s.prompt_logprobs) for request in past for s in request.sequences]
+
+    assert read(store) == [([7, 8], 2, b"p"), ([], 3, b"q")]
+    store.write([WriteEnd(4, "length", 2)], NOW)
+    store.close()
+    assert read(JournalStore(tmp_path)) == [([7, 8], 2, b"p"), ([], 3, b"q")]
+
+
 @pytest.fixture
 def usual_umask() -> Iterator[None]:
     before = os.umask(0o022)

@@ -57,7 +57,9 @@ def test_what_is_no_vector_of_the_prompt_does_not_count(serving: Bench, vector: 
     serving.say(ask())
     finish(serving, vector)
     assert serving.state.counters[counted] == 1
-    assert serving.state.requests["r"].sequences[0].vector == b""
+    [sequence] = serving.state.requests["r"].sequences
+    assert (sequence.vector, sequence.reason) == (b"", "failed")  # no later step would return it
+    assert "returned no vector of the model's size" in sequence.detail
 
 
 def test_a_vector_that_nobody_asked_for_and_a_token_for_one_are_misplaced(serving: Bench) -> None:
@@ -66,7 +68,7 @@ def test_a_vector_that_nobody_asked_for_and_a_token_for_one_are_misplaced(servin
     assert serving.state.counters["misplaced_vectors"] == 1
     serving.say(ask(request_id="s"))
     finish(serving, sampled=(Sampled(2, 3, 5, ()),))
-    assert serving.state.counters["misplaced_tokens"] == 1
+    assert serving.state.counters["late_tokens"] == 1
 
 
 def test_no_stop_of_a_text_ends_it(serving: Bench) -> None:

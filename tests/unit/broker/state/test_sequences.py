@@ -49,6 +49,7 @@ GIVEN: dict[str, tuple[object, ...]] = {
     "dispatch": (1,),
     "expect_stop": (1,),
     "append_token": (5, (), None, 0.0),
+    "add_prompt_logprobs": (1, b"", 12),
     "set_vector": (b"0000",),
     "start_rebuild": ([RUN],),
     "finish_rebuild": (RUN,),

@@ -1,4 +1,5 @@
-"""Requests for vectors in whole swarms with accidents: each ends once, with its one right vector."""
+"""Requests for vectors and for log probabilities of prompts in whole swarms with accidents: each ends once, with its
+right answer."""
 
 from __future__ import annotations
 
@@ -17,17 +18,18 @@ NUM = 20
 @pytest.mark.parametrize("spills", [False, pytest.param(True, marks=schedules)])
 def test_accidents_beside_vectors(first_seed: int, spills: bool) -> None:
     """In most schedules some are computed although workers, connections and brokers are lost."""
-    played = [run(seed, vectors=True, spills=spills) for seed in range(first_seed, first_seed + NUM)]
+    played = [run(seed, answers=True, spills=spills) for seed in range(first_seed, first_seed + NUM)]
     assert [(o.seed, o.failure) for o in played if o.failure] == []
-    assert sum(o.num_vectors for o in played) > NUM
+    assert sum(o.num_vectors for o in played) > NUM // 4
+    assert sum(o.num_scored for o in played) > 40 * NUM
 
 
 def test_without_them_there_are_none() -> None:
-    assert run(5).num_vectors == 0
+    assert (run(5).num_vectors, run(5).num_scored) == (0, 0)
 
 
 def first_failure() -> str:
-    failures = (run(seed, vectors=True).failure for seed in range(3 * NUM))
+    failures = (run(seed, answers=True).failure for seed in range(3 * NUM))
     return next((failure for failure in failures if failure is not None), "")
 
 
