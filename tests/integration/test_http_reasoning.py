@@ -93,8 +93,11 @@ def test_a_budget_ends_the_thinking(client: Any) -> None:
     assert BUDGET < counts[0] < BUDGET + 20
     thoughts = [each.choices[0].message.reasoning for each in (short, long)]
     assert thoughts[1].startswith(thoughts[0])
-    again = chat(client, extra_body={"thinking_budget": None, "max_reasoning_tokens": BUDGET})
-    assert again.choices[0].message == short.choices[0].message
+    for spelling in ({"max_reasoning_tokens": BUDGET}, {"thinking": {"type": "enabled", "budget_tokens": BUDGET}}):
+        again = chat(client, extra_body={"thinking_budget": None, **spelling})
+        assert again.choices[0].message == short.choices[0].message
+    with pytest.raises(openai.BadRequestError, match=r"thinking\.type"):
+        chat(client, extra_body={"thinking": {"type": "perhaps"}})
 
 
 def test_each_token_has_its_log_probability_once(client: Any) -> None:
@@ -111,6 +114,8 @@ def test_each_token_has_its_log_probability_once(client: Any) -> None:
         {"reasoning_effort": "none"},
         {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}},
         {"extra_body": {"enable_thinking": False}},
+        {"extra_body": {"thinking": False}},
+        {"extra_body": {"thinking": {"type": "disabled"}}},
         {"extra_body": {"thinking_budget": 0}},
         {"extra_body": {"reasoning": {"enabled": False}}},
     ],

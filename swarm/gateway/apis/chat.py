@@ -91,6 +91,9 @@ class ChatBody(ConversationBody, SharedBody):
     reasoning: Annotated[dict[str, Any] | None, Field(description="Swarm extension: effort, max_tokens, enabled.")] = (
         None
     )
+    thinking: Annotated[
+        bool | dict[str, Any] | None, Field(description="Swarm extension: a switch, or type and budget_tokens.")
+    ] = None
     keep_s: KeepSeconds = None
     add_generation_prompt: Annotated[
         bool | None, Field(description="vLLM's: false leaves out the beginning of an answer; true unless given.")
@@ -158,7 +161,7 @@ def to_request(body: ChatBody, served: ServedModel) -> CompletionRequest:
         continues=_continues(body),
         tools=tools,
         template=_template_variables(body),
-        reasoning=chat_options(body, body.reasoning_effort, body.reasoning),
+        reasoning=chat_options(body, body.reasoning_effort, body.reasoning, body.thinking),
         priority=to_priority(body),
         deadline_s=check_deadline(body),
         speculation=check_speculation(body),

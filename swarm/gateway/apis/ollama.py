@@ -23,6 +23,7 @@ from swarm.gateway.apis.bodies import (
     to_stops,
 )
 from swarm.gateway.apis.chat import default_length, parse_tools
+from swarm.gateway.apis.reasoning import check_budget
 from swarm.gateway.apis.writer import Json
 from swarm.gateway.completion.served_model import ServedModel
 from swarm.gateway.completion.service import REST_OF_CONTEXT
@@ -72,6 +73,7 @@ class OllamaOptions(Body):
     repeat_last_n: Annotated[int | None, Field(description="-1 if there is a repeat_penalty: the whole text.")] = None
     presence_penalty: Number | None = None
     frequency_penalty: Number | None = None
+    thinking_budget: Annotated[int | None, Field(description="Swarm extension: most tokens of thinking.")] = None
 
     def names(self) -> Mapping[str, str]:
         return {"max_tokens": "options.num_predict", "repetition_penalty": "options.repeat_penalty"}
@@ -217,7 +219,7 @@ def _to_request(
         prompt=prompt,
         tools=tools,
         template=options.chat_template_kwargs or {},
-        reasoning=_reasoning_options(body.think, served),
+        reasoning=_reasoning_options(body.think, body.options.thinking_budget if body.options else None, served),
         priority=to_priority(options),
         deadline_s=check_deadline(options),
         speculation=check_speculation(options),
@@ -256,14 +258,15 @@ def _to_grammar(given: str | Mapping[str, Any] | None) -> Grammar | None:
     return json_grammar(given)
 
 
-def _reasoning_options(think: bool | str | None, served: ServedModel) -> ReasoningOptions:
+def _reasoning_options(think: bool | str | None, budget: int | None, served: ServedModel) -> ReasoningOptions:
     if think and served.reasoning_format is None:
         raise ApiError(400, f"{served.name!r} does not support thinking", param="think", code="unsupported_parameter")
+    limit = None if budget is None else check_budget("options.thinking_budget", budget)
     if isinstance(think, str):
         if think not in EFFORTS:
             raise invalid_field("think", f"must be true, false or one of {', '.join(EFFORTS)}, not {think[:80]!r}")
-        return ReasoningOptions(effort=think)
-    return ReasoningOptions(enabled=think)
+        return ReasoningOptions(effort=think, budget=limit)
+    return ReasoningOptions(enabled=False if limit == 0 else think, budget=limit)
 
 
 # --- the conversation

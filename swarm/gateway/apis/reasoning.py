@@ -13,6 +13,7 @@ from swarm.gateway.errors import invalid_field, unsupported_field
 from swarm.gateway.reasoning.switches import EFFORTS
 
 MAX_BUDGET = 1_000_000  # tokens
+THINKING_TYPES = ("enabled", "disabled", "auto", "adaptive")
 _BUDGETS = ("thinking_budget", "max_reasoning_tokens", "thinking_token_budget")  # the same, as servers name it
 
 
@@ -34,21 +35,41 @@ def to_reasoning_options(
     if value is not None and (not isinstance(value, str) or value not in EFFORTS):
         raise invalid_field(name, f"must be one of {', '.join(EFFORTS)}, not {value!r}")
     given = [budget, *((each, getattr(body, each)) for each in _BUDGETS)]
-    limits = [_check_budget(field, number) for field, number in given if number is not None]
+    limits = [check_budget(field, number) for field, number in given if number is not None]
     limit = min(limits, default=None)
     enabled = body.enable_thinking if body.enable_thinking is not None else enabled
     return ReasoningOptions(enabled=False if limit == 0 else enabled, effort=value, budget=limit)
 
 
-def _check_budget(field: str, value: object) -> int:
+def check_budget(field: str, value: object) -> int:
+    """Return a budget of thinking. Raises ApiError."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_BUDGET:
         raise invalid_field(field, f"must be a number of tokens between 0 and {MAX_BUDGET:,}, not {value!r}")
     return value
 
 
-def chat_options(body: ConversationBody, effort: object, reasoning: Mapping[str, Any] | None) -> ReasoningOptions:
-    """Return the options of a chat body: OpenAI's effort, or an object with more (``reasoning``). Raises ApiError."""
-    given = reasoning or {}
+def _read_thinking(thinking: bool | Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the fields of ``reasoning`` that say the same."""
+    if thinking is None or isinstance(thinking, bool):
+        return {"enabled": thinking}
+    kind = thinking.get("type")
+    if kind not in THINKING_TYPES:
+        raise invalid_field("thinking.type", f"must be one of {', '.join(THINKING_TYPES)}, not {kind!r}")
+    budget = thinking.get("budget_tokens") if kind == "enabled" else None
+    if budget is not None:
+        check_budget("thinking.budget_tokens", budget)
+    return {"enabled": {"enabled": True, "disabled": False}.get(kind), "max_tokens": budget}
+
+
+def chat_options(
+    body: ConversationBody,
+    effort: object,
+    reasoning: Mapping[str, Any] | None,
+    thinking: bool | Mapping[str, Any] | None = None,
+) -> ReasoningOptions:
+    """Return the options of a chat body: OpenAI's effort, or an object with more (``reasoning``), or what other servers
+    take (``thinking``: a switch, or ``type`` and ``budget_tokens``). Raises ApiError."""
+    given = {**_read_thinking(thinking), **(reasoning or {})}
     for name, value in given.items():
         if name not in ("effort", "max_tokens", "enabled") and value:
             raise unsupported_field(f"reasoning.{name}")
