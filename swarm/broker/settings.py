@@ -44,7 +44,10 @@ def make_core_settings(settings: Settings, endpoints: Endpoints, lineage: Lineag
         beat_interval_s=settings.worker.beat_interval_s,
         lease_s=settings.worker.lease_s,
         prefix=PrefixRules(
-            is_enabled=broker.prefix_cache and broker.kv_cache, share=broker.prefix_share, policy=broker.prefix_policy
+            is_enabled=broker.prefix_cache and broker.kv_cache,
+            share=broker.prefix_share,
+            policy=broker.prefix_policy,
+            max_tokens=broker.prefix_tokens,
         ),
         trace_steps=broker.trace_steps,
         profile_every=settings.log.profile_every,

@@ -113,6 +113,10 @@ class BrokerSettings(Section):
         description="Largest share of the stages' KV memory for kept beginnings. A smaller one leaves memory free for "
         "new sequences.",
     )
+    prefix_tokens: Annotated[int, Field(ge=0)] = Field(
+        default=0,
+        description="Most tokens that a request takes over from kept beginnings; the rest is computed. 0: no limit.",
+    )
     prefix_policy: Literal["recent", "frequent"] = Field(
         default="recent",
         description="Which beginnings are kept longest when memory is short. recent: the most recently used. frequent: "

@@ -38,6 +38,7 @@ class PrefixRules:
 
     is_enabled: bool = True  # False: the cache is disabled
     share: float = 1.0  # maximum fraction of all KV blocks
+    max_tokens: int = 0  # tokens that a sequence takes over at most; 0: no limit
     # which prefixes are kept longest: the most recently or the most frequently used
     policy: Literal["recent", "frequent"] = "recent"
 
@@ -139,6 +140,8 @@ class PrefixCache:
 
     def find(self, tokens: Sequence[int]) -> tuple[int, int] | None:
         """Return the longest prefix that is held, and mark its holder as used now."""
+        if self.rules.max_tokens:
+            tokens = tokens[: self.rules.max_tokens + 1]
         prefix = self.index.find(tokens) if self.rules.is_enabled else None
         if prefix is not None and prefix[0] in self.retired:
             self.retired.move_to_end(prefix[0])

@@ -153,6 +153,13 @@ def test_what_another_holds_too_is_not_kept() -> None:
     assert some.find(A) == (2, 64)
 
 
+def test_a_request_takes_over_no_more_than_the_limit() -> None:
+    """In whole blocks: with a limit of 63 tokens, one of 32."""
+    for limit, position in ((0, 64), (64, 64), (63, 32), (31, 0)):
+        made = cache(1, rules=PrefixRules(max_tokens=limit))
+        assert made.find((1,) * 70) == ((1, position) if position else None)
+
+
 def test_a_cache_that_is_off_keeps_and_finds_nothing() -> None:
     """Whatever it is told."""
     off = PrefixCache(PrefixRules(is_enabled=False))
