@@ -70,7 +70,7 @@ class FastStream:
         return (
             None
             if self._left
-            else SimpleNamespace(usage=SimpleNamespace(num_prompt=3, num_tokens=self._num, num_cached=0))
+            else SimpleNamespace(usage=SimpleNamespace(num_prompt=3, num_tokens=self._num, num_cached=0), choices=())
         )
 
     def close(self, *, cancel: bool = False) -> None:

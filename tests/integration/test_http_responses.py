@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import aiohttp
 import pytest
-from openai import BadRequestError, NotFoundError, OpenAI
+from openai import BadRequestError, ConflictError, NotFoundError, OpenAI
 from pydantic import BaseModel, ConfigDict
 
 from tests.faults.zygote import Zygote
@@ -171,6 +171,15 @@ def test_an_item_is_sent_back_by_its_id(client: OpenAI) -> None:
         with pytest.raises(NotFoundError, match="store: false") as caught:
             answer({"type": "item_reference", "id": item_id})
         assert caught.value.param == "input[1].id"
+
+
+def test_an_item_that_is_not_finished_is_no_part_of_a_prompt(client: OpenAI) -> None:
+    fields: Json = {"model": MODEL, "input": "Hello", "extra_body": {"ignore_eos": True}}
+    with client.responses.create(stream=True, max_output_tokens=1500, **fields) as events:
+        item_id = next(event.item_id for event in events if event.type == "response.output_text.delta")
+        with pytest.raises(ConflictError, match="not finished yet") as caught:
+            client.responses.create(model=MODEL, input=[{"type": "item_reference", "id": item_id}])
+    assert caught.value.param == "input[0].id"
 
 
 def test_the_items_that_references_stand_for_are_limited(client: OpenAI) -> None:

@@ -91,11 +91,12 @@ class Body(QueuedBody):
 
 
 def check_extra(body: BaseModel, served: ServedModel, bookkeeping: Iterable[str] = COMMON_IGNORED_FIELDS) -> None:
-    """Reject unknown fields, since they may be meant to change the answer, unless this gateway ignores them."""
+    """Reject unknown fields, since they may be meant to change the answer, unless this gateway ignores them. An
+    empty list asks for nothing."""
     if served.ignores_unknown_fields:
         return
     for name, value in (body.model_extra or {}).items():
-        if name not in bookkeeping and value is not None:
+        if name not in bookkeeping and value not in (None, []):
             raise unsupported_field(name)
 
 

@@ -9,7 +9,7 @@ from swarm.gateway.apis.writer import Json
 from swarm.gateway.errors import invalid_field, unsupported_field
 
 ROLES = ("user", "assistant", "system", "developer")
-MAX_REFERENCES = 4096  # of an input: each may be a lookup at the broker
+MAX_ANSWERS = 128  # that references of an input may name: each is a lookup at the broker
 MAX_REFERENCED = 16 << 20  # bytes of the items that references of an input stand for
 # types of content parts, and the field that has their text
 TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
@@ -24,26 +24,38 @@ def to_messages(given: str | Sequence[Mapping[str, Any]]) -> tuple[Json, ...]:
     for number, item in enumerate(given):
         if item:  # some clients keep empty items in their histories
             _add_item(messages, item, f"input[{number}]")
+    for message in messages:
+        message["content"] = "".join(message["content"])
+        if "reasoning_content" in message:
+            message["reasoning_content"] = "\n".join(message["reasoning_content"])
     return tuple(message for message in messages if not _is_empty(message))
 
 
-def find_references(given: Sequence[Mapping[str, Any]]) -> list[tuple[int, str, str]]:
-    """Return each ``item_reference`` of an input: its place, the item's id, and the id of the answer with this item.
-    Raises ApiError."""
-    references: list[tuple[int, str, str]] = []
+def find_references(given: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, str]]]:
+    """Return the places of each ``item_reference`` of an input and the items' ids, by the id of the answer that has
+    them. Raises ApiError."""
+    references: dict[str, list[tuple[int, str]]] = {}
     for number, item in enumerate(given):
         if item.get("type") == "item_reference":
             if not isinstance(item.get("id"), str):
                 raise invalid_field(f"input[{number}].id", "must be a text")
             request_id = item["id"].partition("_")[2].rpartition("_")[0]  # ResponseWriter makes these ids
-            references.append((number, item["id"], request_id))
-    if len(references) > MAX_REFERENCES:
-        raise invalid_field("input", f"takes at most {MAX_REFERENCES} references; send the items themselves")
+            references.setdefault(request_id, []).append((number, item["id"]))
+    if len(references) > MAX_ANSWERS:
+        text = f"refers to items of more than {MAX_ANSWERS} answers: send the items themselves, with store: false"
+        raise invalid_field("input", text)
     return references
 
 
 def _is_empty(message: Json) -> bool:
     return message["role"] == "assistant" and not message["content"] and not message.get("tool_calls")
+
+
+def _assistant(messages: list[Json]) -> Json:
+    """Return the assistant's message at the end of the conversation; a new one if another role has the last word."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": []})
+    return messages[-1]
 
 
 def _add_item(messages: list[Json], item: Mapping[str, Any], place: str) -> None:
@@ -52,7 +64,7 @@ def _add_item(messages: list[Json], item: Mapping[str, Any], place: str) -> None
     if convert is None:
         why = "send the item itself" if kind == "item_reference" else "leave the item out"  # a batch's reference
         raise unsupported_field(f"{place}.type", f"{kind!r}; {why}")
-    convert(messages, item, place)
+    convert(messages, item, place)  # texts are lists until all items are converted: appending to a text copies it
 
 
 def _add_message(messages: list[Json], item: Mapping[str, Any], place: str) -> None:
@@ -60,10 +72,10 @@ def _add_message(messages: list[Json], item: Mapping[str, Any], place: str) -> N
     if role not in ROLES:
         raise invalid_field(f"{place}.role", f"must be one of {', '.join(ROLES)}, not {role!r}")
     text = join_text(item.get("content"), f"{place}.content")
-    if role == "assistant" and messages and messages[-1]["role"] == "assistant":
-        messages[-1]["content"] += text
+    if role == "assistant":
+        _assistant(messages)["content"].append(text)
     else:
-        messages.append({"role": role, "content": text})
+        messages.append({"role": role, "content": [text]})
 
 
 def join_text(content: object, place: str) -> str:
@@ -101,28 +113,22 @@ def _add_call(messages: list[Json], item: Mapping[str, Any], place: str, kind: s
     for name in ("call_id", "name", field):
         if not isinstance(item.get(name), str):
             raise invalid_field(f"{place}.{name}", "must be a text")
-    if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": ""})
     call = {"id": item["call_id"], "type": kind, kind: {"name": item["name"], field: item[field]}}
-    messages[-1].setdefault("tool_calls", []).append(call)
+    _assistant(messages).setdefault("tool_calls", []).append(call)
 
 
 def _add_output(messages: list[Json], item: Mapping[str, Any], place: str) -> None:
     if not isinstance(item.get("call_id"), str):
         raise invalid_field(f"{place}.call_id", "must be a text")
     text = join_text(item.get("output"), f"{place}.output")
-    messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": text})
+    messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": [text]})
 
 
 def _add_reasoning(messages: list[Json], item: Mapping[str, Any], place: str) -> None:
     """Add thinking to the assistant's message. Another model's encrypted thinking is dropped."""
     text = _reasoning_text(item, "content", place) or _reasoning_text(item, "summary", place)
-    if not text:
-        return
-    if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": ""})
-    before = messages[-1].get("reasoning_content")
-    messages[-1]["reasoning_content"] = text if before is None else f"{before}\n{text}"
+    if text:
+        _assistant(messages).setdefault("reasoning_content", []).append(text)
 
 
 def _reasoning_text(item: Mapping[str, Any], field: str, place: str) -> str:

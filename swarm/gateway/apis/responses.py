@@ -48,8 +48,8 @@ INCLUDE_VALUES = frozenset({
 
 # Fields that are rejected unless empty, with the alternative to name.
 REJECTED_FIELDS = {
-    "previous_response_id": "nothing is stored here between requests: send the whole conversation as input",
-    "conversation": "nothing is stored here between requests: send the whole conversation as input",
+    "previous_response_id": "answers can't be continued by id: send the whole conversation as input",
+    "conversation": "no conversations are stored here: send the whole conversation as input",
     "background": "use stream and keep_s instead, and resume with Last-Event-ID",
     "prompt": "no prompts are stored here: send instructions and input",
     "hops": "/v1/chat/completions and /v1/completions report them",
@@ -84,7 +84,7 @@ class InputTokensBody(ConversationBody):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     truncation: Annotated[str | None, Field(description="Only disabled.")] = None
-    previous_response_id: Annotated[str | None, Field(description="Rejected: nothing is stored.")] = None
+    previous_response_id: Annotated[str | None, Field(description="Rejected: send the whole conversation.")] = None
     background: Annotated[bool | None, Field(description="Rejected.")] = None
     store: Annotated[bool | None, Field(description="Unless false, GET /v1/responses/ID returns it for a while.")] = (
         None

@@ -73,6 +73,12 @@ CREATE TABLE answers (
     PRIMARY KEY (batch, number)
 ) WITHOUT ROWID;
 """
+# for the deletion of what has expired, which would scan a table per file or batch; older stores get them when opened
+_INDEXES = {
+    "files_by_expiry": "files (expires_at)",
+    "files_by_batch": "files (batch)",
+    "batches_by_input": "batches (input)",
+}
 
 
 class StoreFailed(SwarmError):
@@ -137,6 +143,8 @@ class Database:
             for statement in _TABLES.split(";\n"):
                 db.execute(statement)
             db.execute(f"PRAGMA user_version = {VERSION}")
+        for name, columns in _INDEXES.items():
+            db.execute(f"CREATE INDEX IF NOT EXISTS {name} ON {columns}")
         db.execute("DELETE FROM lines WHERE file IN (SELECT number FROM files WHERE NOT is_whole)")
         db.execute("DELETE FROM files WHERE NOT is_whole")
         db.execute("COMMIT")

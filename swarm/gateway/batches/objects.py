@@ -12,7 +12,7 @@ from swarm.gateway.errors import ApiError, invalid_field
 PAGE_BYTES = 1 << 20  # bytes of lines that are stored or read at a time
 MAX_METADATA = 16  # pairs
 MAX_WINDOW_S = 30 * 86_400
-MIN_AGE_S, MAX_AGE_S = 3600, 30 * 86_400  # seconds after which a caller may let a file expire
+MIN_AGE_S = 3600  # seconds after which a caller may let a file expire
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _WINDOW = re.compile(r"([1-9]\d{0,6})([smhd])")
 
@@ -99,7 +99,8 @@ class NewBatch:
     window: str
     metadata: dict[str, str]
     models: tuple[str, ...] = ()  # the only models that its caller may use; empty: all
-    output_age_s: int | None = None  # seconds after which its output and error file expire; None: the longest
+    # seconds after which its output and error file expire; None: batch.max_age_days, which is also the longest
+    output_age_s: int | None = None
 
     @property
     def window_s(self) -> int:
@@ -172,12 +173,13 @@ def parse_window(window: str) -> int:
 
 
 def parse_max_age(field: str, anchor: object, seconds: object) -> int:
-    """Return the seconds of OpenAI's ``expires_after``. Raises ApiError."""
+    """Return the seconds of OpenAI's ``expires_after``; the service shortens longer ones than ``batch.max_age_days``.
+    Raises ApiError."""
     if anchor != "created_at":
         raise invalid_field(f"{field}.anchor", f"must be created_at, not {str(anchor)[:40]!r}")
     age_s = int(str(seconds)) if str(seconds).isascii() and str(seconds).isdecimal() and len(str(seconds)) < 10 else 0
-    if not MIN_AGE_S <= age_s <= MAX_AGE_S:
-        raise invalid_field(f"{field}.seconds", f"must be {MIN_AGE_S} to {MAX_AGE_S}, not {str(seconds)[:40]!r}")
+    if age_s < MIN_AGE_S:
+        raise invalid_field(f"{field}.seconds", f"must be at least {MIN_AGE_S}, not {str(seconds)[:40]!r}")
     return age_s
 
 

@@ -20,7 +20,6 @@ from swarm.errors import SwarmError
 from swarm.gateway.batches.database import Database
 from swarm.gateway.batches.lines import LineChecker, is_blank, read_custom_id
 from swarm.gateway.batches.objects import (
-    MAX_AGE_S,
     PAGE_BYTES,
     TIMES,
     BatchRecord,
@@ -250,7 +249,7 @@ class BatchStore(Database):
                     msgspec.json.encode(new.metadata),
                     created_at,
                     created_at + new.window_s,
-                    new.output_age_s or MAX_AGE_S,
+                    new.output_age_s,
                     b"[]",
                     b"{}",
                     msgspec.json.encode(new.models),

@@ -309,7 +309,7 @@ class CompletionService:
         """
         submit, memo = await self.recall(request_id, caller)
         if not is_allowed(memo):
-            raise ApiError(404, f"the answer {request_id!r} was not stored: request it with store", code="not_found")
+            raise ApiError(404, f"the answer {request_id!r} was requested with store: false", code="not_found")
         served = await self.served_model()
         try:
             progress = await self.client.look_up(request_id, visible=_recalled_tokens(memo, served))

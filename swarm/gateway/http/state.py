@@ -59,7 +59,8 @@ def caller_of(request: Request) -> Caller:
 
 
 async def parse_off_loop(request: Request, parse: Callable[[], R]) -> R:
-    """Run a function that interprets the body, in a thread if the body is long."""
-    if len(request.scope.get("swarm.body") or b"") <= LONG_BODY:
+    """Run a function that interprets the body, in a thread if the body is long. ``swarm.num_added`` of the scope: bytes
+    that the body's references stand for."""
+    if len(request.scope.get("swarm.body") or b"") + request.scope.get("swarm.num_added", 0) <= LONG_BODY:
         return parse()
     return await service_of(request).body_threads.run(parse)

@@ -93,6 +93,8 @@ class AuthMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["path"].startswith(("/v1/", "/api/")):
+            scope["path"] = scope["path"].rstrip("/")  # not every client follows the redirect of a path with a slash
         try:
             await self._admit(scope, receive, send)
         except ApiError as problem:

@@ -23,7 +23,7 @@ from swarm.gateway.batches.objects import (
 from swarm.gateway.batches.service import BatchService
 from swarm.gateway.errors import ApiError, invalid_field, unsupported_field
 from swarm.gateway.http.json import JsonResponse
-from swarm.gateway.http.state import caller_of
+from swarm.gateway.http.state import caller_of, swarms_of
 
 router = APIRouter()
 
@@ -76,7 +76,7 @@ async def list_files(
     """List the caller's files."""
     owner, ascending = caller_of(request).owner, order == "asc"
     page = await service_of(request).list_files(owner, purpose, after, limit, ascending=ascending)
-    return _list("file", after, page)
+    return await swarms_of(request).first.body_threads.run(_list, "file", after, page)  # they may be 10,000
 
 
 @router.get("/v1/files/{file_id}")

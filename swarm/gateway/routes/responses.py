@@ -62,25 +62,34 @@ async def _fill_in_references(request: Request, body: responses.InputTokensBody)
     """Replace each ``item_reference`` of an input with its item, from an earlier answer. Raises ApiError."""
     if not isinstance(body.input, list):
         return
-    owner = caller_of(request)
-    items: dict[str, Json] = {}
-    size = 0
-    for number, item_id, request_id in find_references(body.input):
-        if item_id not in items:
-            try:
-                service = await swarms_of(request).find_answer(request_id, owner)
-                _, answer = await handler_for(request, service).read_stored(request_id, owner, responses.is_stored)
-            except ApiError as error:
-                if error.status in (400, 404):  # no id of a request, or of none that is stored
-                    raise _no_such_item(number, item_id) from None
-                raise
-            items |= {item["id"]: item for item in answer["output"]}
-        if item_id not in items:
-            raise _no_such_item(number, item_id)
-        body.input[number] = items[item_id]
-        size += len(encode_json(items[item_id], "input"))
-        if size > MAX_REFERENCED:
-            raise invalid_field("input", f"refers to more than {MAX_REFERENCED} bytes of items")
+    num_added = 0
+    for request_id, references in find_references(body.input).items():
+        items = {item["id"]: (item, len(encode_json(item, "input"))) for item in await _items_of(request, request_id)}
+        for number, item_id in references:
+            if item_id not in items:
+                raise _no_such_item(number, item_id)
+            body.input[number], num_bytes = items[item_id]
+            if body.input[number]["status"] == "in_progress":
+                text = f"the item {item_id!r} is not finished yet: wait for its answer's end"
+                raise ApiError(409, text, param=f"input[{number}].id", code="conflict")
+            num_added += num_bytes
+            if num_added > MAX_REFERENCED:
+                raise invalid_field("input", f"refers to more than {MAX_REFERENCED} bytes of items")
+    request.scope["swarm.num_added"] = num_added
+
+
+async def _items_of(request: Request, request_id: str) -> list[Json]:
+    """Return the items of a stored answer, none if there is no such answer. Raises ApiError."""
+    caller = caller_of(request)
+    try:
+        service = await swarms_of(request).find_answer(request_id, caller)
+        _, answer = await handler_for(request, service).read_stored(request_id, caller, responses.is_stored)
+    except ApiError as error:
+        if error.status in (400, 404):  # no id of a request, or of none that is stored
+            return []
+        raise
+    items: list[Json] = answer["output"]
+    return items
 
 
 def _no_such_item(number: int, item_id: str) -> ApiError:

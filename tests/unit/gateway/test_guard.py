@@ -108,6 +108,22 @@ async def test_the_body_is_not_looked_at_where_a_stream_goes_on() -> None:
     assert (await ask(guard, body=b"x" * 1001, last_event_id="abc:1.0")).status == 413
 
 
+@pytest.mark.parametrize(
+    ("asked", "served"),
+    [
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/api/tags//", "/api/tags"),
+        ("/v1/", "/v1"),
+        ("/health/", "/health/"),
+    ],
+)
+async def test_a_slash_behind_a_path_changes_nothing(asked: str, served: str) -> None:
+    """A redirect would lose the body of clients that do not follow it."""
+    routes = Routes()
+    await ask(AuthMiddleware(routes, ReloadingKeyFile(None), SETTINGS), asked)
+    assert [scope["path"] for scope, _ in routes.seen] == [served]
+
+
 async def test_without_keys_only_this_machine_is_served() -> None:
     guard = AuthMiddleware(Routes(), ReloadingKeyFile(None), SETTINGS)
     assert (await ask(guard)).status == 200

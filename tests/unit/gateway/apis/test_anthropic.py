@@ -75,6 +75,10 @@ def test_bookkeeping_is_accepted() -> None:
     assert ask == asked()
 
 
+def test_an_empty_list_of_what_is_not_supported_is_accepted() -> None:
+    assert asked(mcp_servers=[]) == asked()
+
+
 def test_an_answer_continues_a_last_message_of_the_assistant() -> None:
     assert asked(messages=[USER, HALF]).continues
     assert not asked(messages=[USER, HALF, USER]).continues
@@ -87,6 +91,7 @@ def test_an_answer_continues_a_last_message_of_the_assistant() -> None:
     [
         ({"frobnicate": 1}, "frobnicate"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
+        ({"web_search_options": {}}, "web_search_options"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"thinking": {"type": "perhaps"}}, "thinking.type"),
         ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),

@@ -8,7 +8,7 @@ import pytest
 
 from swarm.client.results import Piece
 from swarm.gateway.answer import AnswerPart, TextPart
-from swarm.gateway.apis.items import MAX_REFERENCES, find_references
+from swarm.gateway.apis.items import MAX_ANSWERS, find_references
 from swarm.gateway.apis.response_writer import ResponseWriter
 from swarm.gateway.apis.responses import ResponseBody, to_request, to_resume_state
 from swarm.gateway.completion.assembler import AnswerAssembler, make_call_id
@@ -101,9 +101,11 @@ def test_references_name_the_answer_that_has_the_item() -> None:
     made = writer()
     item = made.full_response([*said("Hi"), STOPPED], COUNTS)["output"][0]
     given = [{"role": "user", "content": "x"}, {"type": "item_reference", "id": item["id"]}]
-    assert find_references(given) == [(1, item["id"], "r1")]
-    assert find_references([{"type": "item_reference", "id": "other"}]) == [(0, "other", "")]
-    for wrong in ([{"type": "item_reference"}], [given[1]] * (MAX_REFERENCES + 1)):
+    assert find_references(given * 2) == {"r1": [(1, item["id"]), (3, item["id"])]}
+    assert find_references([{"type": "item_reference", "id": "other"}]) == {"": [(0, "other")]}
+    answers = [{"type": "item_reference", "id": f"msg_{number}_0"} for number in range(MAX_ANSWERS + 1)]
+    assert len(find_references(answers[1:])) == MAX_ANSWERS
+    for wrong in ([{"type": "item_reference"}], answers):
         with pytest.raises(ApiError, match="input"):
             find_references(wrong)
 

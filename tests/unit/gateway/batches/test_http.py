@@ -344,6 +344,18 @@ async def test_a_wrong_field_of_a_batch_is_named(gateway: Gateway, fields: dict[
     assert response.json()["error"]["param"] == param
 
 
+async def test_files_may_be_kept_for_as_long_as_the_settings_say(tmp_path: Path) -> None:
+    """By whom asks for it, and by whom does not."""
+    gateway = Gateway(tmp_path, BatchSettings(max_age_days=365))
+    await gateway.start()
+    client, year = gateway.openai(), 365 * 86_400
+    for seconds, kept_s in ((year - 1, year - 1), (year + 1, year), (None, year)):
+        fields = {} if seconds is None else {"expires_after": {"anchor": "created_at", "seconds": seconds}}
+        file = await client.files.create(file=("in.jsonl", lines(chat())), purpose="batch", **fields)
+        assert file.expires_at - file.created_at == kept_s
+    await gateway.stop()
+
+
 async def test_uploads_have_bounds(tmp_path: Path) -> None:
     gateway = Gateway(tmp_path, BatchSettings(max_file=600, max_stored=900, max_lines=2))  # type: ignore[arg-type]
     await gateway.start()

@@ -45,7 +45,8 @@ def add_file(store: BatchStore, lines: list[bytes], owner: str = "alice") -> str
 
 
 def add_batch(store: BatchStore, lines: list[bytes], owner: str = "alice") -> BatchRecord:
-    record = store.create_batch(NewBatch(owner, owner, CHAT, add_file(store, lines, owner), "1h", {"a": "b"}), 2000)
+    file_id = add_file(store, lines, owner)
+    record = store.create_batch(NewBatch(owner, owner, CHAT, file_id, "1h", {"a": "b"}, output_age_s=9000), 2000)
     assert record is not None
     return record
 
@@ -281,6 +282,34 @@ def test_expired_files_are_deleted_and_then_the_records_of_their_batches(store: 
         0,
         0,
     )
+
+
+def test_the_deletion_of_a_file_costs_the_same_beside_many_others(store: BatchStore) -> None:
+    """Counted in steps of SQLite's machine."""
+
+    def num_steps(now: float) -> int:
+        steps: list[None] = []
+        store._opened.set_progress_handler(lambda: steps.append(None), 1)
+        assert store.delete_expired(now)
+        store._opened.set_progress_handler(None, 0)
+        return len(steps)
+
+    def add(number: int, expires_at: int) -> None:
+        rows = [(f"file-{expires_at}-{each}", expires_at) for each in range(number)]
+        store._opened.executemany(
+            "INSERT INTO files (id, owner, filename, purpose, bytes, created_at, expires_at, is_whole) "
+            "VALUES (?, 'alice', '', 'batch', 0, 0, ?, 1)",
+            rows,
+        )
+
+    add(1, 1000)
+    alone = num_steps(1000)
+    add(1000, 9000)
+    for _ in range(20):
+        record = add_batch(store, [line(1)])
+        store.write(Write((), (Move(record.id, BatchStatus.failed),)), 0)
+    add(1, 1000)
+    assert num_steps(1000) < 2 * alone
 
 
 def test_all_unfinished_batches_together_have_a_limit_of_requests(
