@@ -22,9 +22,7 @@ export function mount(root, store, api) {
   const phases = h("ol", { class: "phases" });
   const earlier = h("ol", { class: "earlier" });
   const more = h("details", {}, h("summary", {}, "Earlier recoveries"), earlier);
-  const told = h(
-    "div", { class: "recovery" }, sentence, cause, phases, total, more,
-  );
+  const told = h("div", { class: "recovery" }, sentence, cause, phases, total, more);
   const nothing = invitation(store, talkOf(store, api));
   fill(root, heading("Recovery", state), nothing.element, told);
 
@@ -39,7 +37,8 @@ export function mount(root, store, api) {
     text(sentence, running ? `${running.cause}.` : shown.sentence || shown.cause);
     text(cause, causeOf(shown, running));
     drawPhases(phases, shown, running !== null);
-    figure(total, seconds(tookOf(shown) || null), running ? "taken so far" : "taken since the verdict");
+    text(total.firstElementChild, seconds(tookOf(shown) || null));
+    text(total.lastElementChild, running ? "taken so far" : "taken since the verdict");
     drawEarlier(more, earlier, running ? (view.recoveries ?? []) : view.recoveries.slice(1));
   });
 }
@@ -70,11 +69,6 @@ function causeOf(shown, running) {
   if (running === null)
     parts.unshift(clock(shown.began_at), typeof shown.sequences === "number" ? plural(shown.sequences, "answer") : "");
   return parts.filter(Boolean).join(" · ");
-}
-
-function figure(element, value, words) {
-  text(element.firstElementChild, value);
-  text(element.lastElementChild, words);
 }
 
 // Phases observed live tick off as they happen; those of a recovery that had already ended are replayed.
@@ -108,14 +102,8 @@ function drawPhases(list, recovery, isLive) {
 
 function drawEarlier(more, list, recoveries) {
   more.hidden = recoveries.length === 0;
-  keyed(
-    list,
-    recoveries,
-    keyOf,
-    () => h("li", {}, h("time"), h("span")),
-    (element, one) => {
-      text(element.firstElementChild, clock(one.began_at));
-      text(element.lastElementChild, one.sentence || one.cause);
-    },
-  );
+  keyed(list, recoveries, keyOf, () => h("li", {}, h("time"), h("span")), (element, one) => {
+    text(element.firstElementChild, clock(one.began_at));
+    text(element.lastElementChild, one.sentence || one.cause);
+  });
 }
