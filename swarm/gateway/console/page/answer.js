@@ -27,11 +27,11 @@ export function mount(root, store, api) {
   const talk = talkOf(store, api);
   const view = { borders: false }; // affects the display, not the request
   const state = badge("", "");
-  const status = h("span", { role: "status", class: "answer-state" }, state);
+  const status = h("span", { role: "status" }, state);
   const choices = choiceGrid(talk, view);
   const words = h("p", { class: "problem", role: "alert", hidden: true });
   const back = button("Read it here", () => talk.takeBack());
-  const facts = h("p", { class: "quiet-words answer-facts" });
+  const facts = h("p", { class: "quiet-words" });
   const waiting = waitingFor(talk, store);
   const certainty = certaintySwitch(talk, view);
   const panel = alternativesPanel();
@@ -101,7 +101,7 @@ function answerActions(talk, certainty) {
 
 // Progress before the first token: place in the queue, or computed share of the prompt.
 function waitingFor(talk, store) {
-  const element = h("div", { class: "waiting" }, meter("prompt"));
+  const element = h("div", {}, meter("prompt"));
   const draw = () => {
     const { answer } = talk;
     const row = answer?.firstAt === null && !answer.isOver ? store.view?.requests?.[answer.requestId] : undefined;

@@ -34,7 +34,7 @@ export class Api {
     return this.#key;
   }
 
-  // For this tab; a duplicated tab gets a copy.
+  // The key is stored for this tab; a duplicated tab gets a copy.
   setKey(key) {
     this.#key = key.trim();
     if (this.#key) keep(this.#storage, KEY, this.#key);

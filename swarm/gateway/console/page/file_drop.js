@@ -60,7 +60,7 @@ async function readFile(file) {
   }
 }
 
-// Its text between fences that it does not contain.
+// The file's text stands between fences that it does not contain.
 export function quotedFile({ name, text }) {
   const longest = Math.max(2, ...Array.from(text.matchAll(/`{3,}/g), ([run]) => run.length));
   const fence = "`".repeat(longest + 1);

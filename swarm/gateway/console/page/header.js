@@ -14,7 +14,7 @@ export function mount(root, store, api) {
   const model = h("span", { class: "top-model" });
   const state = badge("", "");
   const speed = h("span", { class: "top-speed", title: SPEED }, h("b", {}, "–"), " tokens/s");
-  const connection = h("span", { role: "status", class: "connection" }, badge("connecting", "connecting"));
+  const connection = h("span", { role: "status" }, badge("connecting", "connecting"));
   // outside of the status element, so that screen readers do not announce every second
   const since = h("span", { class: "hint" });
   const key = button("Key", () => askForKey(api, "", () => location.reload()), { tone: "quiet", hidden: true });

@@ -57,7 +57,7 @@ class Logs {
     this.again = button("Read again", () => this.open(true), { tone: "small" });
     this.#scroller.append(this.#older, this.#lines);
     this.root = h(
-      "div", { class: "log-reader" },
+      "div", {},
       h("div", { class: "log-choice" }, field("Process", this.#process), field("Search", this.#search)), this.#state,
       this.#scroller,
     );

@@ -28,7 +28,7 @@ export function parameterFields(talk) {
   return { element, draw };
 }
 
-// They apply although they are folded away.
+// Folded fields apply, too.
 export function wordsOfSet({ values, mode }) {
   const names = Object.keys({ ...DEFAULTS, ...values });
   const isSet = (name) => (values[name] ?? "") !== (DEFAULTS[name] ?? "") && !(name === "system" && mode !== "chat");
@@ -75,7 +75,7 @@ function priorityField(talk) {
 }
 
 function endField(talk) {
-  const box = h("input", { type: "checkbox", class: "tick" });
+  const box = h("input", { type: "checkbox" });
   const problem = h("p", { class: "problem", role: "status" });
   const element = h(
     "div", { class: "field wide" },

@@ -81,7 +81,7 @@ function drawPhases(list, recovery, isLive) {
       const parts = ["phase-took", "phase-predicted"].map((name) => h("span", { class: name }));
       const mark = h("span", { class: "phase-mark", "aria-hidden": "true" });
       const track = h("span", { class: "phase-track", "aria-hidden": "true" }, h("i"));
-      const name = h("span", { class: "phase-name" }, row.words);
+      const name = h("span", {}, row.words);
       return Object.assign(h("li", { "data-phase": row.name }, mark, name, track, parts), { isLive });
     },
     (element, row) => {

@@ -248,7 +248,7 @@ export class Talk {
     this.set({ answer: null, chosen: 0, counted: null, notice: "", editing: 0, repeats: false, ...fields });
   }
 
-  // Ends with this turn, or with the last answer.
+  // The new conversation ends with this turn, or with the last answer.
   branch(turn = null) {
     if (this.isBusy) return;
     const thread = this.#settled();

@@ -16,7 +16,7 @@ export function pathOf({ turns, picks }) {
 
 export const endOf = (thread) => pathOf(thread).at(-1)?.id ?? 0;
 
-// Itself included, oldest first.
+// The turn itself is included; the oldest comes first.
 export const siblingsOf = ({ turns }, { parent }) => childrenOf(turns, parent);
 
 const childrenOf = (turns, parent) => Object.values(turns).filter((turn) => turn.parent === parent);

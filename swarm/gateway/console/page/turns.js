@@ -44,7 +44,7 @@ function turnElement(talk, { role, content, thought, facts, isRaw, isPlain, requ
   const element = h(
     "li", { class: "turn", "data-role": role },
     h("span", { class: isUser ? "unseen" : "turn-role" }, isRaw ? (isUser ? "Text" : "Continuation") : ROLES[role]),
-    thought ? thoughtFold(thought) : null, words, facts ? h("p", { class: "quiet-words answer-facts" }, facts) : null,
+    thought ? thoughtFold(thought) : null, words, facts ? h("p", { class: "quiet-words" }, facts) : null,
     actions,
   );
   element.draw = (turn, isLast) => {

@@ -107,7 +107,7 @@ function updateRow(element, row, may, { view, isFresh }) {
   for (const each of buttons) set(each, { ...lockedBy(may), "aria-describedby": may ? name.id : "workers-reason" });
 }
 
-// Each is confirmed first, with a description of its effect.
+// Each command is confirmed first, with a description of its effect.
 class Actions {
   #api;
 
