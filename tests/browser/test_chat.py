@@ -230,6 +230,42 @@ def test_nothing_is_stated_before_the_first_snapshot(console: Console) -> None:
     assert console.box.bounding_box() == before
 
 
+def test_no_lack_of_models_is_stated_before_the_gateway_has_answered(console: Console) -> None:
+    """The swarm is live and all of it well; what it serves is not yet known."""
+    page = console.page
+
+    def hold(_: Route) -> None:
+        """No answer, for as long as the page is routed."""
+
+    page.route("**/v1/models", hold)
+    page.reload()
+    console.until_live()
+    expect(console.region("Stages")).to_contain_text("all well")
+    beside_send = console.region("Prompt").locator(".prompt-actions").get_by_role("status")
+    page.wait_for_timeout(300)
+    expect(beside_send).to_be_empty()
+    expect(console.button("Send")).to_be_disabled()
+    page.unroute("**/v1/models")
+    expect(console.button("Send")).to_be_enabled()
+
+
+# Sums up how far the parts of a page have moved by themselves, as browsers measure it: 0.1 is called good.
+SHIFTS = """window.shifted = 0; new PerformanceObserver((list) => list.getEntries().forEach((one) =>
+(window.shifted += one.value))).observe({ type: "layout-shift", buffered: true })"""
+
+
+@pytest.mark.parametrize("size", [(1280, 900), (360, 780)], ids=["desktop", "phone"])
+def test_nothing_moves_while_the_page_loads(open_context: OpenContext, swarm: Swarm, size: tuple[int, int]) -> None:
+    """Each part has its place before it is there."""
+    context = open_context(viewport={"width": size[0], "height": size[1]})
+    context.add_init_script(SHIFTS)
+    console = Console(context.new_page(), swarm.url)
+    console.open()
+    expect(console.button("Send")).to_be_enabled()
+    console.page.wait_for_timeout(500)
+    assert console.page.evaluate("window.shifted") < 0.02
+
+
 def test_the_api_is_described_without_the_internet(console: Console) -> None:
     """The guards see that no other host is asked."""
     page = console.page

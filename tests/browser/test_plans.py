@@ -165,6 +165,15 @@ def test_another_objective_is_tried(console: Console, swarm: Swarm) -> None:
     assert (after["epoch"], after["objective"]) == (before["epoch"], before["objective"])
 
 
+def test_the_plan_is_not_cut_at_the_right(console: Console, swarm: Swarm) -> None:
+    """Beside What if, in a window of a laptop's width: also with measured steps."""
+    swarm.answer("/v1/completions", {"model": "village", "prompt": "Once", "max_tokens": 40})
+    stages = console.tab("Plan").get_by_role("group", name="Stages of the plan, scrolls")
+    expect(stages).to_contain_text(re.compile(r"over \d+ steps"), timeout=SLOW_MS)
+    assert console.page.viewport_size == {"width": 1280, "height": 900}
+    assert stages.evaluate("(one) => one.scrollWidth - one.clientWidth") <= 0
+
+
 def test_rebalance_brings_back_who_was_drained(console: Console, steered: Swarm) -> None:
     """By its button, after a question: a plan is made from what is there now."""
     last = steered.chain()[-1]

@@ -76,6 +76,20 @@ def test_an_answer_keeps_to_a_json_schema(console: Console, swarm: Swarm) -> Non
     assert person["pet"] in ("cat", "dog")
 
 
+def test_a_problem_in_a_folded_field_unfolds_it(console: Console) -> None:
+    """A long story sets Min tokens, too: with fewer Max tokens it is shown what else is to be changed."""
+    console.button("A long story").click()
+    drawer = console.drawer()
+    least = drawer.get_by_label("Min tokens", exact=True)
+    expect(least).to_be_hidden()
+    console.set("Max tokens", "300")
+    expect(least).to_be_visible()
+    expect(least).to_have_accessible_description(re.compile("more than Max tokens"))
+    expect(console.button("Send")).to_be_disabled()
+    least.fill("300")
+    expect(console.button("Send")).to_be_enabled()
+
+
 THIN = "\u202f"  # between thousands
 PROGRESS = re.compile(r"reading the prompt\W.*?(\d+) of (\d+) prompt tokens", re.DOTALL)
 # What is said of its progress, where it is asked and in the list of requests.

@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[3] / "swarm" / "gateway" / "console" / "page"
 FILES = sorted(PAGE.iterdir())
 API_FILES = sorted((PAGE.parent / "api_page").iterdir())  # a page of its own, at /docs
 SCRIPTS = [path for path in [*FILES, *API_FILES] if path.suffix == ".js"]
-MOST_BYTES = 350 << 10
+MOST_BYTES = 350_000
 # Names that a document's own vocabulary needs; nothing is fetched from them.
 VOCABULARY = {"www.w3.org"}
 REGIONS = ["Conversations", "Swarm at a glance", "Conversation", "Answer", "Prompt", "Stages", "Recovery"]

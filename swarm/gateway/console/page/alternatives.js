@@ -72,7 +72,7 @@ export class TokenText {
     );
   }
 
-  // Append the text that is not in the list of tokens: all of a plain text, otherwise the part beyond the limit.
+  // All of a plain text, otherwise the part beyond the limit.
   #addText(choice) {
     const rest = this.#output.lastChild;
     const begin = this.#spans === null ? choice.numThought : this.#spanned; // reasoning is shown elsewhere

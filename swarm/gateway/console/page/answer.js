@@ -13,7 +13,7 @@ import { progressOf, stateOf } from "./queue.js";
 import { answeredIn } from "./reading.js";
 import { Rendered } from "./rendered.js";
 import { talkOf } from "./talk.js";
-import { BRANCH, alternativesOf, thoughtFold, timelineButton } from "./turns.js";
+import { alternativesOf, retryAndBranch, thoughtFold, timelineButton } from "./turns.js";
 import { badge, button, meter, setBadge, setMeter } from "./widgets.js";
 
 const STATES = {
@@ -27,11 +27,11 @@ export function mount(root, store, api) {
   const talk = talkOf(store, api);
   const view = { borders: false }; // affects the display, not the request
   const state = badge("", "");
-  const status = h("span", { role: "status", class: "answer-state" }, state);
+  const status = h("span", { role: "status" }, state);
   const choices = choiceGrid(talk, view);
   const words = h("p", { class: "problem", role: "alert", hidden: true });
   const back = button("Read it here", () => talk.takeBack());
-  const facts = h("p", { class: "quiet-words answer-facts" });
+  const facts = h("p", { class: "quiet-words" });
   const waiting = waitingFor(talk, store);
   const certainty = certaintySwitch(talk, view);
   const panel = alternativesPanel();
@@ -83,11 +83,8 @@ export function mount(root, store, api) {
 
 function answerActions(talk, certainty) {
   const alternatives = alternativesOf(talk);
-  const buttons = [
-    copier("Copy", () => answeredIn(talk.answer.choices[talk.chosen])),
-    button("Retry", () => talk.retry(), { tone: "quiet small", title: "Ask again, with another seed" }),
-    button("Branch", () => talk.branch(), { tone: "quiet small", title: BRANCH }),
-  ];
+  const copy = copier("Copy", () => answeredIn(talk.answer.choices[talk.chosen]));
+  const buttons = [copy, ...retryAndBranch(talk, () => null)];
   const timeline = timelineButton(() => talk.answer?.requestId ?? "");
   const switches = h("span", { class: "push" }, certainty.switches);
   const element = h("div", { class: "turn-actions" }, alternatives.element, buttons, timeline, switches);
@@ -104,7 +101,7 @@ function answerActions(talk, certainty) {
 
 // Progress before the first token: place in the queue, or computed share of the prompt.
 function waitingFor(talk, store) {
-  const element = h("div", { class: "waiting" }, meter("prompt"));
+  const element = h("div", {}, meter("prompt"));
   const draw = () => {
     const { answer } = talk;
     const row = answer?.firstAt === null && !answer.isOver ? store.view?.requests?.[answer.requestId] : undefined;
@@ -180,19 +177,15 @@ function certaintySwitch(talk, view) {
   const confidence = h("input", {
     type: "checkbox", onchange: () => talk.set({ wantsConfidence: confidence.checked }),
   });
-  const borders = h("input", {
-    type: "checkbox",
-    onchange: () => {
-      view.borders = borders.checked;
-      talk.changed();
-    },
-  });
+  const showBorders = () => {
+    view.borders = borders.checked;
+    talk.changed();
+  };
+  const borders = h("input", { type: "checkbox", onchange: showBorders });
+  const labelled = (box, words, title) => h("label", { class: "check quiet-words", title }, box, words);
   const switches = [
-    h(
-      "label", { class: "check quiet-words", title: "Underline each token by how sure the model was" }, confidence,
-      "Confidence",
-    ),
-    h("label", { class: "check quiet-words", title: "Show where each token ends" }, borders, "Tokens"),
+    labelled(confidence, "Confidence", "Underline each token by how sure the model was"),
+    labelled(borders, "Tokens", "Show where each token ends"),
   ];
   const told = h("p", { class: "hint" });
   const again = button("Ask again with confidence", () => talk.askForConfidence(), {

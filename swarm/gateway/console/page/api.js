@@ -1,6 +1,7 @@
 // Client of the gateway: adds the key to every request, and turns every refusal into an error with a displayable
 // message.
 
+import { forget, keep, recall } from "./keeping.js";
 import { SseParser } from "./sse.js";
 
 const KEY = "swarm.key";
@@ -22,7 +23,7 @@ export class Api {
     this.onRefused = () => {};
     this.#storage = storage;
     this.#fetch = fetcher;
-    this.#key = this.#stored();
+    this.#key = recall(storage, KEY) ?? "";
   }
 
   #storage;
@@ -33,31 +34,18 @@ export class Api {
     return this.#key;
   }
 
-  // Store the key for this tab. A duplicated tab gets a copy of it.
+  // The key is stored for this tab; a duplicated tab gets a copy.
   setKey(key) {
     this.#key = key.trim();
-    try {
-      if (this.#key) this.#storage.setItem(KEY, this.#key);
-      else this.#storage.removeItem(KEY);
-    } catch (error) {
-      if (!(error instanceof DOMException)) throw error; // storage is forbidden or full: the key lasts until a reload
-    }
-  }
-
-  #stored() {
-    try {
-      return this.#storage?.getItem(KEY) ?? "";
-    } catch (error) {
-      if (error instanceof DOMException) return "";
-      throw error;
-    }
+    if (this.#key) keep(this.#storage, KEY, this.#key);
+    else forget(this.#storage, KEY);
   }
 
   headers(more = {}) {
     return this.#key ? { ...more, Authorization: `Bearer ${this.#key}` } : { ...more };
   }
 
-  // Fetch a path. Returns the Response if it is successful, otherwise throws an ApiError with the gateway's message.
+  // Returns a successful Response, otherwise throws an ApiError with the gateway's message.
   async fetch(path, { headers = {}, ...rest } = {}) {
     const asked = this.#key;
     let response;
@@ -82,7 +70,7 @@ export class Api {
     return this.#json(path, { method: "POST", body: JSON.stringify(body), headers }, patience_s);
   }
 
-  // Send a command: `order("drain", {worker: "w1"})`. Returns {text, body}.
+  // `order("drain", {worker: "w1"})` returns {text, body}.
   async order(verb, body = {}) {
     return this.post("/console/orders", { verb, ...body }, ORDER_S);
   }
@@ -100,8 +88,7 @@ export class Api {
     }
   }
 
-  // Read a stream of events to its end: calls `onEvent({event, data, id})`, `onOpen(response)`, and `onPiece()`
-  // whenever data arrives.
+  // Calls `onEvent({event, data, id})`, `onOpen(response)`, and `onPiece()` whenever data arrives.
   async stream(path, { onEvent, onOpen = () => {}, onPiece = () => {}, ...init }) {
     const headers = { Accept: "text/event-stream", ...init.headers };
     const response = await this.fetch(path, { ...init, headers });

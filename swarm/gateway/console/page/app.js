@@ -8,8 +8,7 @@ import { shortcuts } from "./shortcuts.js";
 import { Store } from "./store.js";
 import { button, tabs } from "./widgets.js";
 
-// Each module exports `mount(root, store, api)`. If one fails, it shows the error in its own place, and the others
-// work.
+// Each exports `mount(root, store, api)`. One that fails shows its error in its own place, and the others work.
 const PARTS = {
   header: "./header.js", conversations: "./conversations.js", turns: "./turns.js", answer: "./answer.js",
   prompt: "./prompt.js", rail: "./rail.js", stages: "./chain.js", recovery: "./recovery.js", charts: "./charts.js",

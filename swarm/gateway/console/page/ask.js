@@ -32,7 +32,6 @@ export const MOST_STOPS = 16;
 const NUM_ALTERNATIVES = 5; // besides the token itself; more would be noise
 const KEEP_S = 60; // seconds; a reload takes one or two, and a tab that is closed costs no more than this
 
-// Return the problems by field, as text; empty if there are none.
 export function problemsOf(values) {
   const problems = {};
   for (const parameter of PARAMETERS) {
@@ -45,7 +44,6 @@ export function problemsOf(values) {
   return { ...togetherProblems(values), ...problems };
 }
 
-// Return the problems of combinations that exclude each other.
 function togetherProblems({ min_tokens: least, max_tokens: most, ignore_eos: isEndless, schema = "", regex = "" }) {
   const problems = {};
   const forms = [schema, regex].filter((words) => words.trim() !== "");
@@ -66,7 +64,7 @@ function numberProblem({ name, label, low, high, step }, given) {
   return number === 0 && ABOVE_ZERO.has(name) ? `${label} must be above 0.` : null;
 }
 
-// Parse a schema: {schema} if it is valid, {problem} as text if not, {} if it is empty.
+// {schema} if it is valid, {problem} as text if not, {} if it is empty.
 export function readSchema(given) {
   const words = String(given ?? "").trim();
   if (words === "") return {};
@@ -82,7 +80,7 @@ export function readSchema(given) {
   return isSchema ? { schema } : { problem: 'JSON schema: a schema is an object, such as {"type": "object"}.' };
 }
 
-// Browsers report the position in different ways; convert it into line and column.
+// Browsers report the position in different ways.
 function whereIn(words, message) {
   const place = /position (\d+)/.exec(message);
   if (place === null) return /end of/i.test(message) ? ": it ends too early." : ".";
@@ -98,8 +96,7 @@ export function stopsOf(given) {
   return lines.map((line) => line.replace(/\\([nt\\])/g, (_, sign) => ({ n: "\n", t: "\t", "\\": "\\" })[sign]));
 }
 
-// Build a request: {path, body}. `messages` for a conversation, `prompt` for text to continue. `seed` is used if none
-// was given, so that the same answer can be requested again, for example with confidence.
+// `seed` is used if none was given, so that the same answer can be requested again, for example with confidence.
 export function requestOf({ mode, values, model, messages, prompt, seed, confidence }) {
   const isChat = mode === "chat";
   const body = { model, ...(isChat ? { messages } : { prompt }) };

@@ -14,7 +14,6 @@ export const probability = (logprob) => Math.min(1, Math.exp(logprob));
 
 export const stepOf = ({ logprob }) => STEPS.find(({ least }) => probability(logprob) >= least) ?? STEPS.at(-1);
 
-// Return the alternatives of a token, the likeliest first, including the token: {token, probability, isChosen}.
 export function alternativesOf({ token, logprob, others }) {
   const found = others.map(([text, value]) => ({
     token: text, probability: probability(value), isChosen: text === token,
@@ -25,7 +24,6 @@ export function alternativesOf({ token, logprob, others }) {
 
 export const restOf = (alternatives) => Math.max(0, 1 - alternatives.reduce((sum, each) => sum + each.probability, 0));
 
-// Make a token visible: white space and empty text get a sign.
 export function visible(token) {
   if (token === "") return "nothing";
   return token

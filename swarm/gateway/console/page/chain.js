@@ -75,17 +75,10 @@ class Chain {
   }
 
   #kill(worker) {
-    return orderAfter(
-      this.#api,
-      {
-        title: `Kill ${worker}?`,
-        words:
-          "Its process ends immediately, as in a crash. Others take its layers, and answers continue where they were.",
-        yes: `Yes, kill ${worker}`,
-      },
-      "kill",
-      { worker },
-    );
+    const words =
+      "Its process ends immediately, as in a crash. Others take its layers, and answers continue where they were.";
+    const question = { title: `Kill ${worker}?`, words, yes: `Yes, kill ${worker}` };
+    return orderAfter(this.#api, question, "kill", { worker });
   }
 }
 
@@ -112,15 +105,12 @@ function whyNone(view) {
   const numWorkers = Object.keys(view.workers ?? {}).length;
   return numWorkers === 0
     ? empty(
-        "No worker is here",
-        `Waiting: ${waits}. Start one with `,
-        h("code", {}, "swarm worker"),
+        "No worker is here", `Waiting: ${waits}. Start one with `, h("code", {}, "swarm worker"),
         ", or under Workers with “Join a worker”.",
       )
     : empty("The model is not split into stages yet", `Waiting: ${waits}. The Plan tab shows remedies.`);
 }
 
-// Up to a dozen stages, each a card with the link before it, and the broker at both ends.
 class Cards {
   #pulses = new Pulses();
   #onKill;
@@ -141,20 +131,14 @@ class Cards {
     ];
     items.push({ key: "end", cell: grid.end });
     const before = (index) => items[index - 1].worker ?? "broker";
-    keyed(
-      this.root,
-      items,
-      (item) => item.key,
-      (item) => this.#make(item),
-      (element, item, index) => {
-        set(element, { vars: { "--column": item.cell.column, "--at-row": item.cell.row } });
-        const link = element.querySelector(".link");
-        const isLost = [item, items[index - 1]].some((one) => one?.state === "lost");
-        const state = { isLost, isBusy: about.rates.steps_per_s > 0 && !isLost };
-        if (link) updateLink(link, about.view.links?.[`${before(index)}>${item.worker ?? "broker"}`], state);
-        if (item.worker) updateCard(element.querySelector(".stage"), item, about);
-      },
-    );
+    keyed(this.root, items, (item) => item.key, (item) => this.#make(item), (element, item, index) => {
+      set(element, { vars: { "--column": item.cell.column, "--at-row": item.cell.row } });
+      const link = element.querySelector(".link");
+      const isLost = [item, items[index - 1]].some((one) => one?.state === "lost");
+      const state = { isLost, isBusy: about.rates.steps_per_s > 0 && !isLost };
+      if (link) updateLink(link, about.view.links?.[`${before(index)}>${item.worker ?? "broker"}`], state);
+      if (item.worker) updateCard(element.querySelector(".stage"), item, about);
+    });
     this.#move(shown, about);
   }
 

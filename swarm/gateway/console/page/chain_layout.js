@@ -6,8 +6,7 @@ const CARD_WIDTH = 264; // pixels, with the link before it
 const END_WIDTH = 90;
 const NARROW = 620;
 
-// Return the row of the worker that holds a stage. Of several incarnations with one name, prefer a current member with
-// these layers.
+// Of several incarnations with one name, prefer a current member with these layers.
 export function rowOf(workers, name, layers) {
   const fits = (row) => (row.state === "member" ? 2 : 0) + (sameRange(row.layers, layers) ? 1 : 0);
   let best = null;
@@ -19,8 +18,7 @@ export function rowOf(workers, name, layers) {
 
 const sameRange = (a, b) => a?.[0] === b?.[0] && a?.[1] === b?.[1];
 
-// Return the plan's stages with their workers' rows, and recently lost stages at their old places. `before`: the
-// previous result. Each: {key, worker, number, stage, row, state, evidence, lostAt}.
+// The plan's stages with their workers' rows, and recently lost ones at their old places. `before`: the last result.
 export function stagesOf(view, before, now) {
   const planned = stagesIn(view).map((stage) => planStage(view, stage, before, now));
   const shown = planned.map((stage) => stage.key);
@@ -35,7 +33,7 @@ export function stagesOf(view, before, now) {
   return planned.map((stage) => (stage.isGone ? stage : { ...stage, number: (number += 1) }));
 }
 
-// Return the plan's stages; while there is no active plan, those of the plan in preparation.
+// While there is no active plan, those of the plan in preparation.
 function stagesIn(view) {
   const plan = view?.plan;
   return plan?.stages?.length ? plan.stages : (plan?.coming?.stages ?? []);
@@ -81,14 +79,14 @@ function evidenceOf(view, { worker, row }) {
 
 export const numLayers = (view) => Math.max(0, ...stagesIn(view).map((stage) => stage.layers[1]));
 
-// Count stages by state: [["well", 2], ["slow", 1]], well first.
+// [["well", 2], ["slow", 1]], well first.
 export function tally(stages) {
   const counts = new Map();
   for (const { state } of stages) counts.set(state, (counts.get(state) ?? 0) + 1);
   return [...counts].sort(([a], [b]) => (b === "well") - (a === "well") || a.localeCompare(b));
 }
 
-// Place cards within a width: rows of about equal length, the broker at both ends. Columns count from 1.
+// Rows of about equal length, the broker at both ends. Columns count from 1.
 export function place(num, width) {
   const isNarrow = width < NARROW;
   if (isNarrow) {
@@ -105,8 +103,8 @@ export function place(num, width) {
   return { columns, isNarrow, cells, begin: { column: 1, row: 1 }, end: { column: last.column + 1, row: last.row } };
 }
 
-// Timing of the animated steps: the part of one cycle for each link and stage, and the cycle's length. Real steps take
-// milliseconds; the animation has at most a few cycles per second, faster for a faster swarm.
+// The part of one cycle for each link and stage. Real steps take milliseconds; the animation has at most a few cycles
+// per second, faster for a faster swarm.
 export function turn(num, stepsPerSecond) {
   const slots = num * 3 + 1; // a link takes one slot, a stage two
   const part = (from, to) => ({ from: from / slots, to: to / slots });

@@ -36,9 +36,7 @@ export function mount(root, store) {
 }
 
 class Chart {
-  #name;
-  #words;
-  #short;
+  #about;
   #series;
   #point;
   #value = h("b");
@@ -46,9 +44,7 @@ class Chart {
   #plot;
 
   constructor([name, title, words, short], series, point) {
-    this.#name = name;
-    this.#words = words;
-    this.#short = short;
+    this.#about = { name, words, short };
     this.#series = series;
     this.#point = point;
     this.#plot = h(
@@ -64,9 +60,9 @@ class Chart {
 
   draw(pointed) {
     const { at } = this.#series;
-    const values = this.#series.values[this.#name];
+    const values = this.#series.values[this.#about.name];
     const index = pointed === null ? at.length - 1 : nearest(at, pointed);
-    const read = index < 0 || values[index] === null ? "–" : this.#words(values[index]);
+    const read = index < 0 || values[index] === null ? "–" : this.#about.words(values[index]);
     text(this.#value, read);
     set(this.#plot, {
       "aria-valuemin": 0, "aria-valuemax": Math.max(0, at.length - 1), "aria-valuenow": Math.max(0, index),
@@ -78,7 +74,8 @@ class Chart {
   #inWords(values, read) {
     const all = summary(values);
     if (all === null) return "nothing measured yet";
-    return `now ${read}; between ${this.#words(all.lowest)} and ${this.#words(all.highest)}`;
+    const { words } = this.#about;
+    return `now ${read}; between ${words(all.lowest)} and ${words(all.highest)}`;
   }
 
   #timeAt(event) {
@@ -107,11 +104,10 @@ class Chart {
     const { width, height } = this.#plot.getBoundingClientRect();
     if (width === 0) return;
     const ratio = devicePixelRatio || 1;
-    if (this.#canvas.width !== Math.round(width * ratio) || this.#canvas.height !== Math.round(height * ratio)) {
-      this.#canvas.width = Math.round(width * ratio);
-      this.#canvas.height = Math.round(height * ratio);
-    }
-    const ink = this.#canvas.getContext("2d");
+    const canvas = this.#canvas;
+    const [wide, tall] = [Math.round(width * ratio), Math.round(height * ratio)];
+    if (canvas.width !== wide || canvas.height !== tall) Object.assign(canvas, { width: wide, height: tall });
+    const ink = canvas.getContext("2d");
     ink.setTransform(ratio, 0, 0, ratio, 0, 0);
     ink.clearRect(0, 0, width, height);
     const look = getComputedStyle(this.#plot);
@@ -134,7 +130,7 @@ class Chart {
     for (const tick of ticks) {
       const at = Math.round(y(tick)) + 0.5;
       stroke(ink, [LEFT, at], [width, at]);
-      ink.fillText(trimmed(this.#short(tick)), LEFT - 6, at);
+      ink.fillText(trimmed(this.#about.short(tick)), LEFT - 6, at);
     }
     ink.textBaseline = "alphabetic";
     for (const ago of width < NARROW ? [SECONDS, 0] : [SECONDS, 120, 0]) {

@@ -32,26 +32,17 @@ export function mount(root, store, api) {
 }
 
 function intro({ baseUrl, model, needsKey }) {
-  const key = needsKey
-    ? h(
-        "p",
-        {},
-        "Each needs a key, which ",
-        h("code", {}, "swarmctl keys add NAME"),
-        " makes. Keep it in the variable ",
-        h("code", {}, KEY_VARIABLE),
-        ": these settings do not contain it.",
-      )
-    : h(
-        "p",
-        {},
-        "Without keys this gateway serves programs on its own machine only; any key that they send is ignored.",
-      );
+  const words = needsKey
+    ? [
+        "Each needs a key, which ", h("code", {}, "swarmctl keys add NAME"), " makes. Keep it in the variable ",
+        h("code", {}, KEY_VARIABLE), ": these settings do not contain it.",
+      ]
+    : "Without keys this gateway serves programs on its own machine only; any key that they send is ignored.";
   const facts = h(
     "dl", { class: "facts" }, h("dt", {}, "Base URL"), h("dd", { class: "mono" }, baseUrl), h("dt", {}, "Model"),
     h("dd", { class: "mono" }, model),
   );
-  return h("div", { class: "clients-intro" }, facts, key);
+  return h("div", { class: "clients-intro" }, facts, h("p", {}, words));
 }
 
 function setup({ name, note, files }) {

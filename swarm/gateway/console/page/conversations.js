@@ -59,8 +59,7 @@ function opener(root) {
     tone: "quiet small conversations-toggle", "aria-expanded": "false",
   });
   const open = (isOpen) => {
-    if (isOpen) root.dataset.open = "";
-    else delete root.dataset.open;
+    root.toggleAttribute("data-open", isOpen);
     set(toggle, { "aria-expanded": String(isOpen) });
   };
   root.addEventListener("keydown", (event) => {

@@ -6,25 +6,22 @@ import { button } from "./widgets.js";
 
 const SAID_S = 2;
 
-// `make()` returns the text when the button is pressed. `label`: the accessible name, if the button shows less.
+// `make()` returns the text. `label`: the accessible name, if the button shows less.
 export function copier(words, make, label = words) {
   let timer = 0;
-  const element = button(
-    words,
-    async () => {
-      if (!(await copied(make())))
-        return say("The browser does not let this page copy: select the text and copy it by hand.", { isError: true });
-      show("Copied", "Copied");
-      clearTimeout(timer);
-      timer = setTimeout(() => show(words, label), SAID_S * 1000);
-    },
-    { tone: "quiet small", "aria-label": label },
-  );
+  const copy = async () => {
+    if (!(await copied(make())))
+      return say("The browser does not let this page copy: select the text and copy it by hand.", { isError: true });
+    show("Copied", "Copied");
+    clearTimeout(timer);
+    timer = setTimeout(() => show(words, label), SAID_S * 1000);
+  };
+  const element = button(words, copy, { tone: "quiet small", "aria-label": label });
   const show = (seen, heard) => set(text(element, seen), { "aria-label": heard });
   return element;
 }
 
-// The clipboard is available only on this machine or over TLS; elsewhere fall back to copying a selection.
+// Browsers have a clipboard only on this machine or over TLS.
 async function copied(words) {
   try {
     if (navigator.clipboard) {

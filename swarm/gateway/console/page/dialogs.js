@@ -7,7 +7,7 @@ const NEWS_S = 8;
 const SOON_S = 0.3; // seconds; a command that takes longer shows a notification meanwhile
 const MOST_NEWS = 4;
 
-// Show a confirmation: resolves to true for "Yes, …". Escape and the backdrop mean no, and No has the focus.
+// Resolves to true for "Yes, …". Escape and the backdrop mean no, and No has the focus.
 export function ask({ title, words = "", yes, isGrave = true, more = [] }) {
   const id = unique("ask");
   const dialog = h("dialog", { "aria-labelledby": id, class: "ask" });
@@ -27,7 +27,6 @@ function isOutside(dialog, { clientX, clientY }) {
   return clientX < box.left || clientX > box.right || clientY < box.top || clientY > box.bottom;
 }
 
-// Show a dialog; resolves when it is closed and removed.
 export function opened(dialog, focused) {
   document.body.append(dialog);
   dialog.showModal();
@@ -40,8 +39,7 @@ export function opened(dialog, focused) {
   });
 }
 
-// Show a notification, which screen readers announce and which disappears by itself. Errors stay until they are closed.
-// Returns a function that removes it.
+// A notification, which screen readers announce. Errors stay until they are closed. Returns a function that removes it.
 export function say(words, { isError = false, isLasting = isError } = {}) {
   const place = document.getElementById("news") ?? document.body.appendChild(h("div", { id: "news", class: "news" }));
   const note = h(
@@ -54,7 +52,7 @@ export function say(words, { isError = false, isLasting = isError } = {}) {
   return () => note.remove();
 }
 
-// Confirm, send the command, and show its result. A null `question` needs no confirmation. Returns the answer, or null.
+// A null `question` needs no confirmation. Returns the answer, or null.
 export async function orderAfter(api, question, verb, body = {}) {
   if (question && !(await ask(question))) return null;
   let takeAway = () => {};
@@ -87,7 +85,6 @@ export const told = ({ text, body }) =>
 
 let keyDialog = null;
 
-// Show the key dialog; only one at a time, however many fetches were refused.
 export function askForKey(api, words, onKey) {
   if (keyDialog) return;
   const input = h("input", {

@@ -17,7 +17,7 @@ function build(element, attributes, children) {
   return element;
 }
 
-// Set attributes, listeners (`onclick`) and custom properties (`vars`). False, null and undefined remove an attribute.
+// False, null and undefined remove an attribute.
 export function set(element, attributes) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
@@ -59,8 +59,7 @@ export function fill(element, ...children) {
   return element;
 }
 
-// Make the children of `parent` match `items`, in order, reusing the element of each key, so that focus and scroll
-// survive. `make(item)` builds an element, `update(element, item, index)` updates it.
+// Make the children of `parent` match `items`, reusing the element of each key, so that focus and scroll survive.
 export function keyed(parent, items, keyOf, make, update) {
   const old = (parent.keyedChildren ??= new Map());
   const fresh = new Map();

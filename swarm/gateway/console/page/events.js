@@ -49,7 +49,7 @@ const make = () =>
 
 function update(element, event) {
   const kind = GRAVE.test(event.event) ? "grave" : GOOD.test(event.event) ? "good" : "plain";
-  set(element, { "data-kind": kind, "data-event": event.event });
+  set(element, { "data-kind": kind });
   text(element.children[0], { grave: "✕", good: "●", plain: "–" }[kind]);
   text(element.children[1], clock(event.time) || "earlier");
   text(element.children[2], event.text);

@@ -19,7 +19,6 @@ const STORIES = "((Once upon a time|Long ago) there was [^?\\n]{150,600}\\.\\n)+
 const MOST_TOKENS = 4000; // tokens of a long story: minutes with a large model, and within the limits of this page
 const BEGINNING = 32; // tokens of the context left for the prompt
 
-// `hint`: what the example shows.
 export const EXAMPLES = [
   { name: "A short story", mode: "raw", prompt: "Once upon a time", hint: "Text for the model to continue" },
   { name: "A question", mode: "chat", prompt: "What colour is the cat?", hint: "A turn of a conversation" },
@@ -34,8 +33,8 @@ export const EXAMPLES = [
 ];
 export const LONG = EXAMPLES.find(({ isLong }) => isLong);
 
-// Parameter values for an example. Values that it does not set are reset to the defaults, except the system message and
-// the priority. A long example uses the whole rest of the context.
+// What an example does not set is reset, except the system message and the priority. A long one uses the whole rest of
+// the context.
 export function valuesFor({ values = {}, isLong = false }, { system, priority }, context) {
   const longest = String(Math.max(1, Math.min(MOST_TOKENS, (context || MOST_TOKENS) - BEGINNING)));
   const length = isLong ? { min_tokens: longest, max_tokens: longest } : {};

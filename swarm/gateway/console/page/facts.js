@@ -5,6 +5,7 @@ import { answeredIn } from "./reading.js";
 import { isCutByContext } from "./room.js";
 import { added, endOf } from "./thread.js";
 
+const SHORTEST_S = 0.1; // from the first token on; a shorter time gives no meaningful rate
 export const REASONS = { stop: "reached its end", length: "cut at the maximum length", tool_calls: "calls a tool" };
 
 export function factsOf(answer, context, now = Date.now()) {
@@ -12,7 +13,8 @@ export function factsOf(answer, context, now = Date.now()) {
   const end = endedAt ?? now;
   // until the report arrives, the number of pieces is a good estimate
   const num = usage?.completion_tokens ?? answer.numPieces;
-  const speed = firstAt !== null && end > firstAt && num > 1 ? num / ((end - firstAt) / 1000) : null;
+  const streamed_s = firstAt === null ? 0 : (end - firstAt) / 1000;
+  const speed = streamed_s >= SHORTEST_S && num > 1 ? num / streamed_s : null;
   const cached = usage?.prompt_tokens_details?.cached_tokens;
   const reason = answer.choices.length === 1 ? answer.choices[0].reason : null;
   const howItEnded = isCutByContext(answer, context) ? "cut: the model's context is full" : (REASONS[reason] ?? reason);
@@ -31,7 +33,7 @@ export function factsOf(answer, context, now = Date.now()) {
     .join(" · ");
 }
 
-// Make an answer's continuations turns at the end of the thread, the chosen one last, so that it is shown.
+// The chosen continuation comes last, so that it is shown.
 export function settledIn(thread, answer, chosen, context) {
   const parent = endOf(thread);
   const { requestId, isChat } = answer;
@@ -45,5 +47,5 @@ export function settledIn(thread, answer, chosen, context) {
     .reduce((made, choice) => added(made, turnOf(choice), parent), thread);
 }
 
-// Whether an answer is shown as it is: a text that was continued, and an answer with a format, are no Markdown.
+// A text that was continued, and an answer with a format, are no Markdown.
 export const isPlain = ({ isChat, request }) => !isChat || request.body.response_format !== undefined;

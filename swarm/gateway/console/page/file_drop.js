@@ -34,7 +34,7 @@ export function fileDrop(talk, place, onTaken) {
   return { button: add, draw: () => void (add.disabled = talk.isBusy) };
 }
 
-// A button that asks for files. `accept`: their kind, or null for several of any kind.
+// `accept`: the kind of files, or null for several of any kind.
 export function fileButton(words, title, accept, take) {
   const input = h("input", { type: "file", accept, multiple: accept === null, hidden: true });
   const element = button(words, () => input.click(), { tone: "quiet small", title });
@@ -60,7 +60,7 @@ async function readFile(file) {
   }
 }
 
-// The file's name, and its text between fences that it does not contain. Pure.
+// The file's text stands between fences that it does not contain.
 export function quotedFile({ name, text }) {
   const longest = Math.max(2, ...Array.from(text.matchAll(/`{3,}/g), ([run]) => run.length));
   const fence = "`".repeat(longest + 1);

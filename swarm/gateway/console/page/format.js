@@ -71,13 +71,8 @@ export function short(value) {
 }
 
 export function rate(value) {
-  return known(value)
-    ? value >= 999.5
-      ? short(value)
-      : value >= 9.95
-        ? String(Math.round(value))
-        : figures(value)
-    : UNKNOWN;
+  if (known(value) && value >= 999.5) return short(value);
+  return known(value) && value >= 9.95 ? String(Math.round(value)) : figures(value);
 }
 
 export function share(part, whole) {

@@ -14,11 +14,10 @@ export function mount(root, store, api) {
   const model = h("span", { class: "top-model" });
   const state = badge("", "");
   const speed = h("span", { class: "top-speed", title: SPEED }, h("b", {}, "–"), " tokens/s");
-  const connection = h("span", { role: "status", class: "connection" }, badge("connecting", "connecting"));
+  const connection = h("span", { role: "status" }, badge("connecting", "connecting"));
   // outside of the status element, so that screen readers do not announce every second
   const since = h("span", { class: "hint" });
   const key = button("Key", () => askForKey(api, "", () => location.reload()), { tone: "quiet", hidden: true });
-  fill(root.parentElement.querySelector("h1"), mark(), h("span", {}, "Swarm"));
   fill(root, h("div", { class: "top-facts" }, model, state, speed), connection, since, key, themeSwitch());
   store.subscribe(["status", "rates", "me", "connection", "away_s"], () => {
     const { view, me } = store;
@@ -57,25 +56,15 @@ function foot(root, me) {
   );
 }
 
-const mark = () =>
-  svg(
-    "svg", { viewBox: "0 0 32 32", class: "mark", "aria-hidden": "true" },
-    svg("path", { d: "M10 9.5h12M10 16h12M10 22.5h12" }), svg("circle", { cx: 10, cy: 9.5, r: 3.4 }),
-    svg("circle", { cx: 22, cy: 16, r: 3.4 }), svg("circle", { cx: 10, cy: 22.5, r: 3.4 }),
-  );
-
 const THEMES = ["system", "light", "dark"];
 
 function themeSwitch() {
   const now = () => document.documentElement.dataset.theme ?? "system";
-  const control = button(
-    "",
-    () => {
-      choose(THEMES[(THEMES.indexOf(now()) + 1) % THEMES.length]);
-      show();
-    },
-    { tone: "quiet" },
-  );
+  const change = () => {
+    choose(THEMES[(THEMES.indexOf(now()) + 1) % THEMES.length]);
+    show();
+  };
+  const control = button("", change, { tone: "quiet" });
   const show = () => {
     const words = { system: "Auto", light: "Light", dark: "Dark" }[now()];
     fill(control, halfMoon(), words);

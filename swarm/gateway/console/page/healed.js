@@ -10,14 +10,14 @@ const COMPARE = "Sends the same request again, with the same seed, and compares 
 
 export const textOf = ({ choices }) => choices.map(answeredIn).join("\0");
 
-// SHA-256 as hexadecimal digits; "" where browsers have none: on another machine without TLS.
+// "" where browsers have no SHA-256: on another machine without TLS.
 export async function digestOf(answer) {
   const data = new TextEncoder().encode(textOf(answer));
   const digest = await crypto.subtle?.digest("SHA-256", data);
   return Array.from(new Uint8Array(digest ?? 0), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-// The recoveries that fell into an answer. `skew_s`: seconds that the gateway's clock, that of recoveries, is ahead.
+// `skew_s`: seconds that the gateway's clock, that of recoveries, is ahead.
 export function healedDuring({ askedAt, endedAt }, recoveries, skew_s) {
   const [from, to] = [askedAt / 1000 + skew_s, (endedAt ?? Infinity) / 1000 + skew_s];
   return (recoveries ?? []).filter(({ began_at: began, sequences }) => began >= from && began <= to && sequences !== 0);

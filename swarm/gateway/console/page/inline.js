@@ -105,7 +105,7 @@ class Inlines {
     this.#out.push(delimiter.isImage ? "![" : delimiter.sign.repeat(delimiter.num));
   }
 
-  // Close as many open delimiters of this sign as fit. Returns how many signs are left.
+  // Returns how many signs are left.
   #close(sign, given) {
     let left = given;
     while (left > 0) {

@@ -51,7 +51,7 @@ export class Library {
     if (record) await this.keep({ ...record, name: name.slice(0, LONGEST_NAME), isNamed: true });
   }
 
-  // Add the conversations of a file. Those that are here already, by their id, get a new one. Returns their number.
+  // Conversations that are here already, by their id, get a new one.
   async add(records, newId) {
     const known = new Set(this.records.map(({ id }) => id));
     const fresh = records.map((record) => (known.has(record.id) ? { ...record, id: newId() } : record));
@@ -111,7 +111,7 @@ export function found(records, words) {
 export const exported = (records) =>
   JSON.stringify({ format: FORMAT, version: 1, conversations: records.slice(0, MOST_KEPT) }, null, 1);
 
-// Read a file. Returns {records}, or {problem} as text. Unknown fields are dropped.
+// Returns {records}, or {problem} as text.
 export function imported(text) {
   let file;
   try {
@@ -128,7 +128,7 @@ export function imported(text) {
   return bad < 0 ? { records } : { problem: `Conversation ${bad + 1} of this file is damaged: nothing was imported.` };
 }
 
-// A conversation with known fields of their types and a sound tree; null for any other.
+// Only known fields; null without a sound tree.
 function checked(record) {
   const { id, name, isNamed, mode, at, thread } = record ?? {};
   if (typeof id !== "string" || !/^[0-9a-f]{1,32}$/.test(id) || !Number.isFinite(at)) return null;

@@ -120,7 +120,7 @@ export class Live {
 // Aborted fetches and broken bodies are normal network errors.
 const isBroken = (error) => error.name === "AbortError" || error instanceof TypeError;
 
-// Return the seconds to wait after a number of consecutive failures; `chance` (0 to 1) spreads the load of many tabs.
+// Seconds to wait; `chance` (0 to 1) spreads the load of many tabs.
 export function waitAfter(failures, chance) {
   const longest = Math.min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** Math.min(failures, 10));
   return longest * (0.5 + chance / 2);

@@ -1,5 +1,4 @@
-// Logs of the broker, the gateway and all workers, including ended ones: searched by the gateway, read backwards in
-// pages.
+// Logs of the broker, the gateway and all workers, including ended ones; read backwards in pages.
 
 import { fill, h, set, text } from "./dom.js";
 import { bytes } from "./format.js";
@@ -58,7 +57,7 @@ class Logs {
     this.again = button("Read again", () => this.open(true), { tone: "small" });
     this.#scroller.append(this.#older, this.#lines);
     this.root = h(
-      "div", { class: "log-reader" },
+      "div", {},
       h("div", { class: "log-choice" }, field("Process", this.#process), field("Search", this.#search)), this.#state,
       this.#scroller,
     );
@@ -82,7 +81,7 @@ class Logs {
     else text(this.#state, "No process has written a log yet.");
   }
 
-  // Invalidate the shown page: it belongs to another search or process, and must not be continued.
+  // The shown page belongs to another search or process, and must not be continued.
   #leave() {
     clearTimeout(this.#timer);
     this.#older.hidden = true;

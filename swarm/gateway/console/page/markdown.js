@@ -18,14 +18,13 @@ const isBlank = (line) => line.trim() === "";
 
 export const parse = (text) => blocksOf(text.replace(/\r\n?/g, "\n").split("\n"), 0).map(({ block }) => block);
 
-// Split a text into its top-level blocks, each with its source, so that a reader of a growing text parses and draws
-// only what has changed.
+// The sources of the top-level blocks, so that of a growing text only what has changed is parsed and drawn.
 export function sourcesOf(text) {
   const lines = text.replace(/\r\n?/g, "\n").split("\n");
   return blocksOf(lines, 0, true).map(({ from, to }) => lines.slice(from, to).join("\n"));
 }
 
-// Return [{block, from, to}] with the lines of each. `isOutline`: only the lines, without parsing what is inside.
+// `isOutline`: only the lines of each, without parsing what is inside.
 function blocksOf(lines, depth, isOutline = false) {
   const blocks = [];
   for (let at = 0; at < lines.length; ) {
@@ -167,7 +166,7 @@ function paragraph(lines, at, depth, isOutline) {
   return { block: { type: "paragraph", inlines: inlinesOf(words) }, to };
 }
 
-// Whether a line begins another block in the middle of a paragraph. A number other than 1 does not begin a list there.
+// A number other than 1 does not begin a list in the middle of a paragraph.
 function interrupts(lines, at) {
   const line = lines[at];
   const item = ITEM.exec(line);

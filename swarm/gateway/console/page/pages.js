@@ -4,12 +4,11 @@ import { plural } from "./format.js";
 
 export const MOST_LINES = 2000;
 
-// Add older lines before the present ones. Excess lines are dropped from the newer end, since the reader looks back.
+// Excess lines are dropped from the newer end, since the reader looks back.
 export function withOlder(lines, older) {
   return [...older, ...lines].slice(0, MOST_LINES);
 }
 
-// Describe the result: number of lines, whether they were searched for, and whether older lines remain unsearched.
 export function foundIn(num, isSearch, hasOlder) {
   const found = `${plural(num, "line")}${isSearch ? " that match" : ""}, newest last`;
   if (num > 0) return hasOlder ? found : `${found}, from the beginning`;

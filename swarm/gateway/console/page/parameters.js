@@ -23,11 +23,12 @@ export function parameterFields(talk) {
   const draw = () => {
     const problems = talk.problems;
     all.forEach((each) => each.draw(problems));
+    if (details.querySelector("[aria-invalid]")) details.open = true; // an example may have set it unseen
   };
   return { element, draw };
 }
 
-// Report the number of parameters that differ from their defaults, since they apply although they are folded away.
+// Folded fields apply, too.
 export function wordsOfSet({ values, mode }) {
   const names = Object.keys({ ...DEFAULTS, ...values });
   const isSet = (name) => (values[name] ?? "") !== (DEFAULTS[name] ?? "") && !(name === "system" && mode !== "chat");
@@ -35,7 +36,6 @@ export function wordsOfSet({ values, mode }) {
   return num === 0 ? "" : `· ${num} set`;
 }
 
-// A control for one value, with its validation message below.
 function valueField(talk, name, label, control, options = {}) {
   const element = field(label, control, options);
   const problem = h("p", { class: "problem", id: unique("problem"), hidden: true });
@@ -75,7 +75,7 @@ function priorityField(talk) {
 }
 
 function endField(talk) {
-  const box = h("input", { type: "checkbox", class: "tick" });
+  const box = h("input", { type: "checkbox" });
   const problem = h("p", { class: "problem", role: "status" });
   const element = h(
     "div", { class: "field wide" },
@@ -94,26 +94,24 @@ function endField(talk) {
   return { element, draw };
 }
 
+const codeBox = (attributes) => h("textarea", { class: "mono", spellcheck: "false", ...attributes });
+
 function stopField(talk) {
-  const input = h("textarea", { rows: 2, class: "mono", spellcheck: "false", dir: "auto" });
+  const input = codeBox({ rows: 2, dir: "auto" });
   return valueField(talk, "stop", "Stop", input, {
     hint: "Texts that end the answer, one per line; \\n stands for a new line.", isWide: true,
   });
 }
 
 function schemaField(talk) {
-  const input = h("textarea", {
-    rows: 4, class: "mono", spellcheck: "false",
-    placeholder: '{"type": "object", "properties": {"name": {"type": "string"}}}',
-  });
+  const input = codeBox({ rows: 4, placeholder: '{"type": "object", "properties": {"name": {"type": "string"}}}' });
   return valueField(talk, "schema", "JSON schema", input, {
     hint: "The answer will be JSON that fits it.", isWide: true,
   });
 }
 
 function regexField(talk) {
-  const placeholder = "(yes|no), because [^\\n]+";
-  const input = h("textarea", { rows: 1, class: "mono", spellcheck: "false", placeholder });
+  const input = codeBox({ rows: 1, placeholder: "(yes|no), because [^\\n]+" });
   return valueField(talk, "regex", "Regular expression", input, { hint: "The answer will match it.", isWide: true });
 }
 

@@ -5,8 +5,7 @@ export const PHASES = [
   ["activate", "Switch over"], ["replay", "Replay what was lost"], ["resume", "Resume"],
 ];
 
-// Return [{name, words, state, took_s, predicted_s, from, to}]. `from` and `to` are the phase's position on one time
-// axis, as shares of the whole; a phase that has not ended takes its predicted share.
+// `from` and `to`: shares of the whole time; a phase that has not ended takes its predicted share.
 export function rowsOf(recovery) {
   const told = new Map((recovery.phases ?? []).map((phase) => [phase.name, phase]));
   const rows = PHASES.map(([name, words]) => ({
@@ -33,8 +32,7 @@ export const keyOf = ({ key, epoch, began_at: began, cause }) => key ?? `${epoch
 
 export const LINGER_S = 12;
 
-// Selects the recovery to show: a running one, or the last one for a while after its end; none from before the page was
-// opened.
+// A running recovery, or the last one for a while after its end; none from before the page was opened.
 export class Latest {
   #known = null;
   #until = 0;

@@ -1,5 +1,4 @@
-// The active plan: which worker holds which layers and why, predicted and measured times; or why there is none, and the
-// remedies.
+// The active plan with predicted and measured times; or why there is none, and the remedies.
 
 import { fill, h, keyed, text } from "./dom.js";
 import { bytes, count, layers, plural, rate, seconds } from "./format.js";
@@ -58,12 +57,7 @@ function drawFacts(list, plan) {
     ["Tokens/s", `${rate(forecast.tokens_per_second)} predicted`],
     ["One step", `${seconds(measured.step_s)} measured, ${seconds(forecast.step_s)} predicted at full load`],
     ["Slowest stage", forecast.bottleneck ?? "–"],
-    [
-      "With one more",
-      forecast.one_more
-        ? withOneMore(forecast.one_more)
-        : "–",
-    ],
+    ["With one more", forecast.one_more ? withOneMore(forecast.one_more) : "–"],
   ];
   keyed(
     list, rows, ([name]) => name, ([name]) => h("div", {}, h("dt", {}, name), h("dd")),

@@ -7,8 +7,7 @@ import { layers } from "./format.js";
 import { compared, readCap, readPin, remedies, waitsSupposed } from "./plan_words.js";
 import { button, field, heading, headOf, scroller } from "./widgets.js";
 
-const ONLY_SUPPOSED =
-  "Workers that are only assumed gone, or assumed here, can't be applied: drain or join them.";
+const ONLY_SUPPOSED = "Workers that are only assumed gone, or assumed here, can't be applied: drain or join them.";
 const SETTINGS_ALONE = "Plans follow the settings alone again.";
 const BY_HAND = "It replaces what was applied before, until the broker restarts.";
 const CHANGED = "The form has changed since the request: its result is not shown. Try it once more.";
@@ -93,16 +92,10 @@ export class Supposing {
     const workers = Object.values(view?.workers ?? {}).filter((row) => row.state === "member");
     const total = numLayers(view);
     const names = [...new Map(workers.map((row) => [row.name, row])).values()].sort(byName);
-    keyed(
-      this.#body,
-      names,
-      (row) => row.name,
-      makeRow,
-      (element, row) => {
-        text(element.children[1], layers(row.layers));
-        set(element.children[4].firstElementChild, { placeholder: total > 0 ? layers([0, total]) : "" });
-      },
-    );
+    keyed(this.#body, names, (row) => row.name, makeRow, (element, row) => {
+      text(element.children[1], layers(row.layers));
+      set(element.children[4].firstElementChild, { placeholder: total > 0 ? layers([0, total]) : "" });
+    });
     keyed(
       this.#like, [{ name: "" }, ...names], (row) => row.name,
       (row) => h("option", { value: row.name }, row.name || "First stage"), () => {},
@@ -162,8 +155,7 @@ export class Supposing {
     });
   }
 
-  // Run one action at a time. `act` returns a function that shows its result, which is used only if the form is
-  // unchanged.
+  // `act` returns a function that shows its result, which is used only if the form is unchanged.
   async #guarded(act) {
     if (this.#isBusy) return;
     const [asked, focused] = [this.#numChanges, document.activeElement];

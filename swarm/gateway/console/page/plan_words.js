@@ -2,7 +2,6 @@
 
 import { layers, layerWord, plural, rate, seconds } from "./format.js";
 
-// Remedies by the broker's reason for waiting. Each: [what, how].
 const REMEDIES = [
   [
     /pins? or caps?|another pin|other pins/, "Remove the pins and caps",
@@ -34,14 +33,13 @@ export function remedies(waitsFor) {
   return found.map(([, what, how]) => ({ what, how }));
 }
 
-// Adapt the reason for a previewed plan to the form's terms: the broker reports workers assumed gone as workers that
-// must not be used.
+// The broker reports workers assumed gone as workers that must not be used.
 export function waitsSupposed(waitsFor, { without, exclude }) {
   if (without.length === 0 || exclude.length > 0) return waitsFor;
   return waitsFor.replace("which must not be used", `which ${without.length === 1 ? "is" : "are"} assumed gone`);
 }
 
-// Parse a cell of the form into a range [0, 11], or throw an error that names the worker.
+// "0-10" is the range [0, 11].
 export function readPin(name, words) {
   const found = /^\s*(\d{1,6})(?:\s*[-–]\s*(\d{1,6}))?\s*$/.exec(words);
   if (!found) throw new RangeError(`For ${name}, layers are written like 0-10, not “${words}”.`);
@@ -67,7 +65,7 @@ export function handWords(hand) {
   return words.join("; ");
 }
 
-// Name the plan shown; the report of a new plan takes the broker a moment.
+// The report of a new plan takes the broker a moment.
 export function epochWords(plan, status) {
   const state = plan?.state ?? "no plan";
   const former = plan?.epoch ? `plan of epoch ${plan.epoch}` : state;
@@ -77,8 +75,7 @@ export function epochWords(plan, status) {
   return `epoch ${plan.epoch}, ${state}`;
 }
 
-// Compare a previewed plan with the active one: [[what, now, then]], for the same number of sequences if the broker has
-// computed that.
+// [[what, now, then]], for the same number of sequences if the broker has computed that.
 export function compared(now, then) {
   const forecast = then?.forecast ?? {};
   const before = { ...now?.forecast };

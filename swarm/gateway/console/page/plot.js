@@ -37,7 +37,6 @@ function tileOf(context, part, style) {
   return context.createPattern(tile, "repeat");
 }
 
-// Chart on one canvas: `draw(spans, {at})` draws it, `tokenAt(x)` returns the token at a position.
 export class Columns {
   constructor(canvas) {
     this.canvas = canvas;
@@ -110,22 +109,23 @@ export class Columns {
     pen.strokeRect(number * this.step - 0.75, 0.75, this.step + 0.5, TALLEST - 1.5);
   }
 
-  // Return the token at a distance in pixels from the left; of several in one column, the slowest.
+  // `x`: pixels from the left. Of several tokens in one column, the slowest.
   tokenAt(x) {
     return this.columns[Math.max(0, Math.min(this.columns.length - 1, Math.floor(x / this.step)))].token ?? null;
   }
 }
 
-export const swatch = (part) =>
-  h("span", { class: "swatch", "data-part": part, "data-pattern": PATTERNS[part], "aria-hidden": "true" });
+const lookOf = (part, vars) => ({
+  "data-part": part, "data-pattern": PATTERNS[part], vars: { "--part": `var(--part-${part})`, ...vars },
+});
 
-// Draw one token, or the sum of many, as a bar with spans proportional to their times.
+export const swatch = (part) =>
+  h("span", { class: "swatch", ...lookOf(part), "aria-hidden": "true" });
+
+// One token, or the sum of many.
 export function bar(spans, total_s) {
   const pieces = spans.map((span) =>
-    h("span", {
-      class: "bar-piece", "data-part": span.part.name, "data-pattern": PATTERNS[span.part.name],
-      vars: { "--share": (span.seconds / total_s).toFixed(4) },
-    }),
+    h("span", { class: "bar-piece", ...lookOf(span.part.name, { "--share": (span.seconds / total_s).toFixed(4) }) }),
   );
   return h("div", { class: "bar", "aria-hidden": "true" }, pieces);
 }

@@ -13,10 +13,6 @@ import { talkOf } from "./talk.js";
 import { button, field, meter, setMeter } from "./widgets.js";
 
 const REPEATS = "Repeat the request whenever an answer ends, while this page is visible";
-const LACKS = {
-  live: "The swarm serves no model yet: Send works as soon as it does.",
-  locked: "This gateway needs a key: press “Key” above.",
-};
 const LONGEST = 1_000_000; // characters; longer prompts are not typed by hand
 
 export function mount(root, store, api) {
@@ -31,12 +27,13 @@ export function mount(root, store, api) {
     parts[4].element,
   );
   let editing = 0;
-  talk.subscribe(() => {
+  const draw = () => {
     [...parts, bar].forEach((part) => part.draw());
     if (talk.editing !== editing && talk.editing) box.focus();
     editing = talk.editing;
-  });
-  store.subscribe(["connection"], ({ connection }) => talk.set({ lacks: LACKS[connection] ?? "" }));
+  };
+  draw(); // so that nothing moves in the first frame
+  talk.subscribe(draw);
   learnModel(store, talk, api);
   exactCounter(talk, api);
   addEventListener("keydown", (event) => {
@@ -109,7 +106,7 @@ function promptBox(talk, onSend) {
 // The remaining context before the prompt is sent, and a remedy if it is too small.
 function roomLeft(talk) {
   const bar = meter("Context", "Tokens of this conversation and the prompt, of those that the model can hold");
-  const anew = button("Begin a new conversation", () => talk.startAnew(), { tone: "small" });
+  const anew = button("Begin a new conversation", () => talk.startAnew(), { tone: "small", hidden: true });
   const element = h("div", { class: "room" }, bar, anew);
   const draw = () => {
     const { room } = talk;

@@ -44,8 +44,7 @@ function endOf(reasons) {
 const isInPrompt = ({ num_tokens: tokens, num_prompt: prompt, num_prompt_computed: computed }) =>
   tokens === 0 && computed !== undefined && computed < prompt;
 
-// Return {words, part, label}: progress of the prompt while it is computed, then of the answer. A null `part` is
-// unknown.
+// Progress of the prompt while it is computed, then of the answer. A null `part` is unknown.
 export function progressOf(row) {
   const { num_prompt: prompt, num_prompt_computed: computed, num_tokens: tokens, max_tokens: most, n = 1 } = row;
   if (row.state !== "ended" && tokens === 0) {

@@ -17,8 +17,7 @@ export function mount(root, store, api) {
     tone: "quiet small", "aria-controls": "rail", "aria-expanded": "false",
   });
   const open = (isOpen) => {
-    if (isOpen) root.dataset.open = "";
-    else delete root.dataset.open;
+    root.toggleAttribute("data-open", isOpen);
     set(text(toggle, isOpen ? "Hide" : "Stages"), { "aria-expanded": String(isOpen) });
   };
   open(false);

@@ -53,7 +53,6 @@ export class Answer {
     this.words = "";
   }
 
-  // Handle an event of the stream, {id, data}.
   take({ id, data }, now) {
     if (this.isOver) return;
     if (data !== "[DONE]") {
@@ -124,8 +123,8 @@ export class Answer {
     if (!this.isOver) this.#end("stopped", "", now);
   }
 
-  // Handle a stream that ended before the answer, or could not be opened. `problem`: {status, message} if the gateway
-  // gave a reason. Returns the seconds to wait before resuming; null if the answer has failed.
+  // The stream ended before the answer, or could not be opened. `problem`: {status, message} if the gateway gave a
+  // reason. Returns the seconds to wait before resuming; null if the answer has failed.
   broke(problem, now) {
     if (this.isOver) return null;
     if (this.requestId && this.state !== "broken") this.#broken(now); // a refused request had not begun
@@ -171,7 +170,7 @@ export class Answer {
     this.endedAt = this.brokenSince = null;
   }
 
-  // Return plain values for sessionStorage, without pieces if there is no space for them.
+  // Plain values for sessionStorage, without pieces if there is no space for them.
   kept({ withPieces = true } = {}) {
     const choices = this.choices.map((choice) => (withPieces ? choice : { ...choice, ends: [], chances: [] }));
     return { ...this, choices };
@@ -198,8 +197,7 @@ function addPiece(choice, end, chance) {
   choice.chances.push(chance);
 }
 
-// Parse a chunk in the format of /v1/chat/completions or /v1/completions: {logprob, others: [[token, logprob]]} per
-// token.
+// Of /v1/chat/completions or /v1/completions: {logprob, others: [[token, logprob]]} per token.
 function chancesOf(logprobs) {
   if (!logprobs) return [];
   if (logprobs.content) {

@@ -22,9 +22,7 @@ export function mount(root, store, api) {
   const phases = h("ol", { class: "phases" });
   const earlier = h("ol", { class: "earlier" });
   const more = h("details", {}, h("summary", {}, "Earlier recoveries"), earlier);
-  const told = h(
-    "div", { class: "recovery" }, sentence, cause, phases, total, more,
-  );
+  const told = h("div", { class: "recovery" }, sentence, cause, phases, total, more);
   const nothing = invitation(store, talkOf(store, api));
   fill(root, heading("Recovery", state), nothing.element, told);
 
@@ -39,7 +37,8 @@ export function mount(root, store, api) {
     text(sentence, running ? `${running.cause}.` : shown.sentence || shown.cause);
     text(cause, causeOf(shown, running));
     drawPhases(phases, shown, running !== null);
-    figure(total, seconds(tookOf(shown) || null), running ? "taken so far" : "taken since the verdict");
+    text(total.firstElementChild, seconds(tookOf(shown) || null));
+    text(total.lastElementChild, running ? "taken so far" : "taken since the verdict");
     drawEarlier(more, earlier, running ? (view.recoveries ?? []) : view.recoveries.slice(1));
   });
 }
@@ -72,11 +71,6 @@ function causeOf(shown, running) {
   return parts.filter(Boolean).join(" · ");
 }
 
-function figure(element, value, words) {
-  text(element.firstElementChild, value);
-  text(element.lastElementChild, words);
-}
-
 // Phases observed live tick off as they happen; those of a recovery that had already ended are replayed.
 function drawPhases(list, recovery, isLive) {
   keyed(
@@ -87,7 +81,7 @@ function drawPhases(list, recovery, isLive) {
       const parts = ["phase-took", "phase-predicted"].map((name) => h("span", { class: name }));
       const mark = h("span", { class: "phase-mark", "aria-hidden": "true" });
       const track = h("span", { class: "phase-track", "aria-hidden": "true" }, h("i"));
-      const name = h("span", { class: "phase-name" }, row.words);
+      const name = h("span", {}, row.words);
       return Object.assign(h("li", { "data-phase": row.name }, mark, name, track, parts), { isLive });
     },
     (element, row) => {
@@ -108,14 +102,8 @@ function drawPhases(list, recovery, isLive) {
 
 function drawEarlier(more, list, recoveries) {
   more.hidden = recoveries.length === 0;
-  keyed(
-    list,
-    recoveries,
-    keyOf,
-    () => h("li", {}, h("time"), h("span")),
-    (element, one) => {
-      text(element.firstElementChild, clock(one.began_at));
-      text(element.lastElementChild, one.sentence || one.cause);
-    },
-  );
+  keyed(list, recoveries, keyOf, () => h("li", {}, h("time"), h("span")), (element, one) => {
+    text(element.firstElementChild, clock(one.began_at));
+    text(element.lastElementChild, one.sentence || one.cause);
+  });
 }

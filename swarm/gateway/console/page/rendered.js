@@ -6,7 +6,7 @@ import { parse, sourcesOf } from "./markdown.js";
 
 const MOST_MARKDOWN = 200_000; // characters; longer texts are shown as they are
 
-// Keeps an element up to date with a growing text: only blocks whose source has changed are drawn again.
+// Of a growing text, only blocks whose source has changed are drawn again.
 export class Rendered {
   #root;
   #sources = [];
@@ -51,11 +51,9 @@ const BLOCKS = {
     ),
   table: ({ aligns, head, rows }) =>
     h(
-      "div",
-      { class: "md-table", tabindex: 0, role: "group", "aria-label": "Table" },
+      "div", { class: "md-table", tabindex: 0, role: "group", "aria-label": "Table" },
       h(
-        "table", {},
-        h("thead", {}, rowOf("th", head, aligns)),
+        "table", {}, h("thead", {}, rowOf("th", head, aligns)),
         h("tbody", {}, rows.map((row) => rowOf("td", row, aligns))),
       ),
     ),

@@ -1,5 +1,4 @@
-// Requests, queued and running: owner, progress, age; cancelling, and a link to the trace. Only visible rows of a long
-// list are drawn.
+// Requests, queued and running. Only visible rows of a long list are drawn.
 
 import { orderAfter } from "./dialogs.js";
 import { fill, h, set, text } from "./dom.js";

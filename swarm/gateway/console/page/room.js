@@ -8,8 +8,7 @@ const MEASURED = 100; // characters from which on a conversation gives a reliabl
 export const FRAME = 6; // tokens around a turn: its role and its end
 const SHORT = 0.1; // share of the context below which the rest is worth a warning
 
-// Return what an answer's usage report reveals about the conversation up to its end: {numTurns, tokens, each:
-// characters per token}. `turns`: including the answer's.
+// `each`: characters per token. `turns`: including the answer's.
 export function countedOf({ usage, choices }, chosen, turns) {
   const answered = choices.length === 1 ? usage.completion_tokens : choices[chosen].ends.length;
   const tokens = usage.prompt_tokens + answered;
@@ -18,9 +17,8 @@ export function countedOf({ usage, choices }, chosen, turns) {
   return { numTurns: turns.length, tokens, each: Math.min(MOST_CHARACTERS, Math.max(1, each)) };
 }
 
-// Return {used, past, left, context, level: "roomy" | "short" | "full", isExact, isCertain, isAlone}; null while the
-// context is unknown. `turns`: including the last answer. `counted`: the last report of this conversation, or null.
-// `exact`: the length of all of it as the gateway counts it, or null. `wanted`: maximum length of the answer, or 0.
+// Null while the context is unknown. `turns`: including the last answer. `counted`: the last report of this
+// conversation, or null. `exact`: the length of all as the gateway counts it, or null. `wanted`: Max tokens, or 0.
 export function roomOf({ context, mode, draft, system, turns, counted, wanted, exact = null }) {
   if (!context) return null;
   const each = counted?.each ?? CHARACTERS;

@@ -1,6 +1,6 @@
 // Converts values to positions on a chart. Pure.
 
-// Return at most `most` round ticks that reach at least `highest`: {ticks: [0, 50, 100], top: 100}.
+// Round ticks that reach at least `highest`: {ticks: [0, 50, 100], top: 100}.
 export function axis(highest, most = 3) {
   if (!(highest > 0)) return { ticks: [0, 1], top: 1 };
   const rough = highest / (most - 1);
@@ -14,7 +14,7 @@ export function axis(highest, most = 3) {
 
 export const highestOf = (values) => values.reduce((most, value) => (value !== null && value > most ? value : most), 0);
 
-// Return runs of points without a gap: a missing value, or a time without updates, breaks the line.
+// A missing value, or a time without updates, breaks the line.
 export function segments(at, values, longestGap = 3) {
   const runs = [];
   let run = [];

@@ -1,30 +1,24 @@
 // Ready-made settings for clients of this gateway. Pure. They never contain a key: the user sets it in an environment
 // variable.
 
-import { KEY_VARIABLE, pythonLiteral, shellQuoted } from "./snippets.js";
+import { KEY_VARIABLE, curlOf, pythonOf, shellQuoted } from "./snippets.js";
 
 const GREETING = "Once upon a time";
 
-// Return the settings of each client: {name, note, files: [{title, language, text}]}. `baseUrl` ends with /v1. A
-// gateway without keys accepts any value as a key, but most clients insist on one.
+// `baseUrl` ends with /v1. A gateway without keys accepts any value as a key, but most clients insist on one.
 export function setupsFor({ baseUrl, model, needsKey, context }) {
   const root = baseUrl.replace(/\/v1\/?$/, "");
   const where = { baseUrl, root, model, needsKey, context };
   return [python(where), javascript(where), curl(where), codex(where), claude(where), openWebUi(where)];
 }
 
-function python({ baseUrl, model, needsKey }) {
-  const key = needsKey ? `os.environ["${KEY_VARIABLE}"]` : '"none"';
-  const text = [
-    ...(needsKey ? ["import os", ""] : []), "from openai import OpenAI", "", "client = OpenAI(",
-    `    base_url=${pythonLiteral(baseUrl)},`, `    api_key=${key},`, ")", "answer = client.chat.completions.create(",
-    `    model=${pythonLiteral(model)},`, `    messages=[{"role": "user", "content": "${GREETING}"}],`,
-    "    stream=True,", ")", "for chunk in answer:", '    text = chunk.choices[0].delta.content or ""',
-    '    print(text, end="", flush=True)',
-  ];
-  return {
-    name: "Python", note: "OpenAI's client: pip install openai.", files: [{ title: "Program", text: lines(text) }],
-  };
+const requestFor = ({ model }) => ({
+  path: "/v1/chat/completions", body: { model, messages: [{ role: "user", content: GREETING }], stream: true },
+});
+
+function python(where) {
+  const text = pythonOf(requestFor(where), where);
+  return { name: "Python", note: "OpenAI's client: pip install openai.", files: [{ title: "Program", text }] };
 }
 
 function javascript({ baseUrl, model, needsKey }) {
@@ -41,14 +35,10 @@ function javascript({ baseUrl, model, needsKey }) {
   };
 }
 
-function curl({ baseUrl, model, needsKey }) {
-  const body = { model, messages: [{ role: "user", content: GREETING }], stream: true };
-  const text = [
-    `curl -N ${shellQuoted(`${baseUrl}/chat/completions`)}`,
-    ...(needsKey ? [`-H "Authorization: Bearer $${KEY_VARIABLE}"`] : []), "-H 'Content-Type: application/json'",
-    `-d ${shellQuoted(JSON.stringify(body, null, 2))}`,
-  ].join(" \\\n  ");
-  return { name: "curl", note: "Any shell.", files: [{ title: "Command", text: `${text}\n` }] };
+function curl(where) {
+  return {
+    name: "curl", note: "Any shell.", files: [{ title: "Command", text: `${curlOf(requestFor(where), where)}\n` }],
+  };
 }
 
 // Codex uses /v1/responses. Its web search runs at OpenAI, and its multi-agent tools come in an unsupported form: both

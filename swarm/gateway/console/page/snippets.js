@@ -55,7 +55,6 @@ function printing(text, n) {
   ];
 }
 
-// Format a JSON value as a Python literal; short ones on one line.
 export function pythonLiteral(value, indent = 0) {
   if (value === null) return "None";
   if (typeof value === "boolean") return value ? "True" : "False";

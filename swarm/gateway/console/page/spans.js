@@ -67,7 +67,7 @@ export class Spans {
     return this.lanes.push({ part, worker: stage?.worker ?? "", layers: stage?.layers ?? null }) - 1;
   }
 
-  // A token's spans in chronological order: [{part, worker, layers, seconds}].
+  // In chronological order.
   spansOf(token) {
     const found = [];
     token.lengths.forEach((length, lane) => found.push({ ...this.lanes[lane], seconds: length }));
@@ -105,7 +105,7 @@ export function slowestToken(tokens) {
   return tokens.reduce((most, token) => (token.total_s > (most?.total_s ?? -1) ? token : most), null);
 }
 
-// Describe the slowest tokens and parts. `textOf(index)` returns a token's text, "" if it is unknown.
+// `textOf(index)` returns a token's text, "" if it is unknown.
 export function inWords(spans, textOf = () => "") {
   if (spans.tokens.length === 0) return [];
   const words = [];
@@ -127,7 +127,6 @@ export function inWords(spans, textOf = () => "") {
   return words;
 }
 
-// Describe how many guessed tokens were right, and how many tokens their steps gave.
 export function guessWords({ proposed, accepted, lengths }) {
   const steps = Object.values(lengths).reduce((sum, number) => sum + number, 0);
   const each = ((accepted + steps) / steps).toFixed(1);
@@ -140,7 +139,7 @@ function largest(spans, token) {
   return `${most.part.doing} (${[seconds(most.seconds), where(most)].filter(Boolean).join(", ")})`;
 }
 
-// Sum each part over all stages, so that like is compared with like, and note the stage in which it took longest.
+// Each part over all stages, so that like is compared with like.
 const largestFirst = (spans) =>
   sumByPart(spans)
     .filter(({ seconds: length }) => length > 0)
@@ -166,8 +165,8 @@ export function tokenInWords(spans, token, textOf) {
 
 export const capital = (words) => words.charAt(0).toUpperCase() + words.slice(1);
 
-// Return columns of at least `narrowest` pixels: {token, first, last}, each of one token, or of several, represented by
-// the slowest. `scale`: the time at the top; a token far above all others (a first token with a long prompt) is cut.
+// Each column is one token, or several, represented by the slowest. `scale`: the time at the top; a token far above all
+// others (a first token with a long prompt) is cut.
 export function columnsOf(tokens, width, narrowest = 3) {
   const room = Math.max(1, Math.floor(width / narrowest));
   const perColumn = Math.max(1, Math.ceil(tokens.length / room));

@@ -11,7 +11,7 @@ export class SseParser {
   #id = null;
   #endedWithReturn = false;
 
-  // Add a piece of the stream. Returns the events that it completes: {event, data, id}.
+  // Returns the events that a piece completes: {event, data, id}.
   push(text) {
     const events = [];
     if (this.#endedWithReturn && text.startsWith("\n")) text = text.slice(1);

@@ -42,10 +42,8 @@ export function updateCard(card, shown, about) {
   });
   setMeter(parts.fill, fillOf(row, stage));
   text(parts.step.firstElementChild, seconds(stage.seen_s ?? stage.predicted_s));
-  text(
-    parts.step.lastElementChild,
-    stage.seen_s ? `a step; ${seconds(stage.predicted_s)} predicted` : "a step, as predicted",
-  );
+  const predicted = stage.seen_s ? `a step; ${seconds(stage.predicted_s)} predicted` : "a step, as predicted";
+  text(parts.step.lastElementChild, predicted);
   text(parts.evidence, [row?.steered, evidence].filter(Boolean).join(" · "));
   // one of many buttons: the accessible name needs the worker
   set(parts.kill, { "aria-label": `Kill this worker: ${worker}` });

@@ -18,7 +18,7 @@ export class Tiles {
   #at = 0;
   #lit = null;
   #list = h("ol", { class: "tiles" });
-  #detail = h("div", { class: "tile-detail" });
+  #detail = h("div");
   #card;
 
   constructor(onKill) {

@@ -26,7 +26,7 @@ export class Store {
     this.#frame = frame;
   }
 
-  // Whether the page shows the present state: the gateway is connected, and so is its broker.
+  // The gateway is connected, and so is its broker.
   get isFresh() {
     return this.connection === "live" && this.view !== null && typeof this.view.away_s !== "number";
   }
@@ -36,8 +36,8 @@ export class Store {
     return Date.now() / 1000 + this.#skew;
   }
 
-  // Call `draw(store)` soon, and again whenever one of the parts changes: keys of the view, or "me", "connection",
-  // "events", "series". Returns a function that unsubscribes.
+  // Call `draw(store)` soon, and whenever one of the parts changes: keys of the view, or "me", "connection", "events",
+  // "series". Returns a function that unsubscribes.
   subscribe(parts, draw) {
     const subscriber = { parts: new Set(parts), draw, isNew: true };
     this.#subscribers.add(subscriber);

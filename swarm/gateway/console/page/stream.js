@@ -30,18 +30,16 @@ export class AnswerReader {
     }
   }
 
-  // Resume a broken stream without waiting.
   hurry() {
     this.#wake();
   }
 
-  // Close the stream of an answer that is over for this page.
   letGo() {
     this.#reading?.abort();
     this.#wake();
   }
 
-  // Read one stream to its end or break. Returns the gateway's error, or null for a break.
+  // Returns the gateway's error, or null for a break.
   async #readOnce(answer) {
     const reading = (this.#reading = new AbortController());
     let watch = setTimeout(() => reading.abort(), HEADERS_S * 1000);
@@ -80,7 +78,6 @@ export class AnswerReader {
   }
 }
 
-// The first time the request itself, later the stream after what was read.
 function wayTo(answer) {
   if (answer.requestId) return [answer.resumption, {}];
   const headers = { "Content-Type": "application/json" };

@@ -72,7 +72,7 @@ export class Talk {
     globalThis.addEventListener?.("online", () => this.#reader.hurry());
   }
 
-  // Call `draw(talk)` soon, and after changes; at most once per frame.
+  // Draws soon, and after changes; at most once per frame.
   subscribe(draw) {
     this.#subscribers.add(draw);
     this.#schedule();
@@ -106,7 +106,6 @@ export class Talk {
     return this.drafts[this.mode];
   }
 
-  // The turns that are shown, but for the answer.
   get turns() {
     if (this.#path.of !== this.thread) this.#path = { of: this.thread, turns: tree.pathOf(this.thread) };
     return this.#path.turns;
@@ -117,7 +116,6 @@ export class Talk {
     this.changed();
   }
 
-  // The request that Send would send now.
   get request() {
     const past = this.#past();
     return this.#requestOf(past, { role: "user", content: this.draft, isRaw: this.mode === "raw" });
@@ -188,7 +186,7 @@ export class Talk {
     this.#ask(request);
   }
 
-  // Ask for another answer beside one that is there: a settled turn, or the last answer.
+  // Beside an answer that is there: a settled turn, or the last answer.
   retry(turn = null) {
     if (this.isBusy || !this.model) return;
     const parent = this.thread.turns[turn?.parent ?? tree.endOf(this.thread)];
@@ -219,7 +217,6 @@ export class Talk {
     this.#read(this.answer);
   }
 
-  // Make the last answer's continuations turns.
   #settle() {
     if (this.answer === null) return;
     this.thread = this.#settled();
@@ -251,7 +248,7 @@ export class Talk {
     this.set({ answer: null, chosen: 0, counted: null, notice: "", editing: 0, repeats: false, ...fields });
   }
 
-  // A conversation of its own that ends with this turn, or with the last answer.
+  // The new conversation ends with this turn, or with the last answer.
   branch(turn = null) {
     if (this.isBusy) return;
     const thread = this.#settled();
@@ -319,7 +316,6 @@ export class Talk {
     return undefined;
   }
 
-  // Read here again what another tab has taken over.
   takeBack() {
     if (this.answer?.state !== "elsewhere") return;
     this.answer.takenBack();

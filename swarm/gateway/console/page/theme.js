@@ -8,3 +8,9 @@
   }
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
 }
+// Registered as colours, so that a canvas reads their computed values.
+for (const name of [
+  "line", "ink-2", "accent", "accent-soft", "surface", "part-queue", "part-wire", "part-wait", "part-compute",
+  "part-sample", "part-broker", "part-unaccounted", "part-mark", "part-edge",
+])
+  CSS.registerProperty({ name: `--${name}`, syntax: "<color>", inherits: true, initialValue: "#888" });

@@ -16,7 +16,7 @@ export function pathOf({ turns, picks }) {
 
 export const endOf = (thread) => pathOf(thread).at(-1)?.id ?? 0;
 
-// The alternatives of a turn, itself included, oldest first.
+// The turn itself is included; the oldest comes first.
 export const siblingsOf = ({ turns }, { parent }) => childrenOf(turns, parent);
 
 const childrenOf = (turns, parent) => Object.values(turns).filter((turn) => turn.parent === parent);
@@ -37,7 +37,6 @@ export function endedAt(thread, id) {
   return { ...thread, picks };
 }
 
-// Show the latest turn below this one again, if there is one.
 export function continuedFrom(thread, id) {
   const last = childrenOf(thread.turns, id).at(-1);
   return last ? picked(thread, last) : thread;
@@ -49,7 +48,6 @@ export function removed(thread, { id, parent }) {
   return continuedFrom(endedAt({ ...thread, turns }, parent), parent);
 }
 
-// The path up to this turn, as a thread of its own.
 export function copiedUpTo(thread, id) {
   const path = pathOf(thread);
   const num = path.findIndex((turn) => turn.id === id) + 1;

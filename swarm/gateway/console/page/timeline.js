@@ -1,5 +1,4 @@
-// Timeline: where the time of each token went, as one column per token, a description of the slowest, and one token hop
-// by hop. The trace is fetched when an answer ends, and during it while visible.
+// Where the time of each token went. The trace is fetched when an answer ends, and during it while visible.
 
 import { fill, h, set, text } from "./dom.js";
 import { plural, seconds, share } from "./format.js";
@@ -18,10 +17,9 @@ export function mount(root, store, api) {
   const parts = [sentences(), chart(shown), sums()];
   const nothing = empty("", WHAT);
   const problem = h("p", { class: "hint" });
-  const [title, choice, back] = [
-    h("span", { class: "quiet-words" }), choiceSelect(shown, () => draw()),
-    button("Back to the answer", () => follow(), { tone: "quiet small" }),
-  ];
+  const title = h("span", { class: "quiet-words" });
+  const choice = choiceSelect(shown, () => draw());
+  const back = button("Back to the answer", () => follow(), { tone: "quiet small" });
   const body = h("div", { class: "timeline" }, parts.map(({ element }) => element));
   fill(root, heading("Timeline", title, choice.element, back), nothing, problem, body);
 
@@ -139,12 +137,8 @@ function chart(shown) {
     });
     plot.draw(spans, { at: shown.at });
   };
-  slider.addEventListener("pointermove", (event) =>
-    point(plot.tokenAt(event.clientX - canvas.getBoundingClientRect().left)),
-  );
-  slider.addEventListener("pointerdown", (event) =>
-    point(plot.tokenAt(event.clientX - canvas.getBoundingClientRect().left)),
-  );
+  for (const kind of ["pointermove", "pointerdown"])
+    slider.addEventListener(kind, ({ clientX }) => point(plot.tokenAt(clientX - canvas.getBoundingClientRect().left)));
   slider.addEventListener("keydown", (event) => {
     const token = moved(spans.tokens, shown.at, event.key);
     if (!token) return;
@@ -169,7 +163,6 @@ function noteOf({ tokens, numTokens }, { perColumn }) {
   return words.join("; ");
 }
 
-// Arrow keys move by one token, Page Up and Down by ten; Enter selects the slowest.
 function moved(tokens, at, key) {
   const place = at === null ? -1 : tokens.findIndex(({ index }) => index === at);
   const moves = {
@@ -180,8 +173,8 @@ function moved(tokens, at, key) {
   return key in moves ? tokens[Math.max(0, Math.min(tokens.length - 1, moves[key]))] : null;
 }
 
-// Return each token's text. Without log probabilities, a token without text of its own leaves no trace in the answer;
-// then texts can be matched to tokens only if their numbers agree (apart from the end token, which has no text).
+// Without log probabilities, a token without text of its own leaves no trace in the answer; then texts can be matched
+// to tokens only if their numbers agree (apart from the end token, which has no text).
 function textsOf(answer, index, spans) {
   const choice = answer?.choices[index];
   if (!choice) return () => "";
@@ -205,9 +198,8 @@ function sums() {
     const now = JSON.stringify(lines.map(({ part, seconds: length }) => [part?.name, length]));
     if (now === told) return;
     told = now;
-    fill(
-      rows, lines.map(({ part, seconds: length }) => (part ? sumRow(part, length, whole) : totalRow(spans, length))),
-    );
+    const row = ({ part, seconds: length }) => (part ? sumRow(part, length, whole) : totalRow(spans, length));
+    fill(rows, lines.map(row));
   };
   return { element, draw };
 }

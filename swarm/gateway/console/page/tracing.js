@@ -20,8 +20,7 @@ export class TraceReader {
   #numAsked = 0; // number of tokens at the last fetch
   #askedAt = -Infinity;
 
-  // `told(requestId, report, words)`: called with a report, or with the reason why there is none. `place`: the element
-  // that shows it.
+  // `told(requestId, report, words)`: a report, or the reason why there is none. `place`: the element that shows it.
   constructor(api, place, told) {
     this.#api = api;
     this.#told = told;
@@ -47,7 +46,7 @@ export class TraceReader {
     this.#plan(0);
   }
 
-  // Schedule a fetch if there is anything to fetch; at most one per second, however often it becomes visible.
+  // At most one fetch per second, however often it becomes visible.
   #plan(wait_s) {
     clearTimeout(this.#timer);
     const isLookedAt = this.#isRunning && this.#isSeen && !document.hidden;

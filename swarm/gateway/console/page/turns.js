@@ -40,15 +40,11 @@ function turnElement(talk, { role, content, thought, facts, isRaw, isPlain, requ
   const current = {};
   if (isUser) actions.append(button("Edit", () => talk.edit(current.turn), { tone: "quiet small" }));
   else
-    actions.append(
-      button("Retry", () => talk.retry(current.turn), { tone: "quiet small", title: "Ask again, with another seed" }),
-      button("Branch", () => talk.branch(current.turn), { tone: "quiet small", title: BRANCH }),
-      timelineButton(() => requestId),
-    );
+    actions.append(...retryAndBranch(talk, () => current.turn), timelineButton(() => requestId));
   const element = h(
     "li", { class: "turn", "data-role": role },
     h("span", { class: isUser ? "unseen" : "turn-role" }, isRaw ? (isUser ? "Text" : "Continuation") : ROLES[role]),
-    thought ? thoughtFold(thought) : null, words, facts ? h("p", { class: "quiet-words answer-facts" }, facts) : null,
+    thought ? thoughtFold(thought) : null, words, facts ? h("p", { class: "quiet-words" }, facts) : null,
     actions,
   );
   element.draw = (turn, isLast) => {
@@ -60,7 +56,12 @@ function turnElement(talk, { role, content, thought, facts, isRaw, isPlain, requ
   return element;
 }
 
-export const BRANCH = "Begin a conversation of its own with all up to here";
+const BRANCH = "Begin a conversation of its own with all up to here";
+
+export const retryAndBranch = (talk, turnOf) => [
+  button("Retry", () => talk.retry(turnOf()), { tone: "quiet small", title: "Ask again, with another seed" }),
+  button("Branch", () => talk.branch(turnOf()), { tone: "quiet small", title: BRANCH }),
+];
 
 const SCROLLS = { tabindex: 0, role: "group", "aria-label": "Message" };
 

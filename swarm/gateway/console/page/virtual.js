@@ -4,7 +4,6 @@
 import { h, keyed, set } from "./dom.js";
 import { windowed } from "./windowed.js";
 
-// const table = new VirtualRows(scroller, tbody, {columns: 5, keyOf, make, update});  table.show(rows)
 export class VirtualRows {
   #scroller;
   #body;
@@ -40,16 +39,13 @@ export class VirtualRows {
     this.#drawn = drawn;
     const items = this.#rows.slice(part.first, part.last).map((row, index) => ({ row, index: part.first + index }));
     const all = [{ spacer: this.#before, height: part.before }, ...items, { spacer: this.#after, height: part.after }];
+    const draw = (element, { spacer, height, row, index }) => {
+      if (spacer) return set(element, { vars: { "--height": `${height}px` }, hidden: height === 0 });
+      set(element, { "aria-rowindex": index + 2 });
+      return update(element, row, index);
+    };
     keyed(
-      this.#body,
-      all,
-      (item) => item.spacer ?? keyOf(item.row),
-      (item) => item.spacer ?? make(item.row),
-      (element, item) => {
-        if (item.spacer) return set(element, { vars: { "--height": `${item.height}px` }, hidden: item.height === 0 });
-        set(element, { "aria-rowindex": item.index + 2 });
-        return update(element, item.row, item.index);
-      },
+      this.#body, all, ({ spacer, row }) => spacer ?? keyOf(row), ({ spacer, row }) => spacer ?? make(row), draw,
     );
   }
 

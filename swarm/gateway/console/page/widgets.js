@@ -1,6 +1,9 @@
 // Building blocks of the page: badge, meter, field, empty state, tabs.
 
 import { h, set, svg, text, unique } from "./dom.js";
+import { keep, recall } from "./keeping.js";
+
+const TAB = "swarm.tab";
 
 // Tone of each verdict. Its shape is visible without colour, its word without either.
 const STATES = {
@@ -50,7 +53,7 @@ const UNITS = {
 };
 export const unitOf = (words) => UNITS[words] ?? null;
 
-// The caption and the head of a table. `isNumber(index)`: whether a column has numbers.
+// `isNumber(index)`: whether a column has numbers.
 export const headOf = (caption, columns, isNumber = () => false) => {
   const cell = (words, at) =>
     h(
@@ -64,7 +67,7 @@ export const headOf = (caption, columns, isNumber = () => false) => {
 export const scroller = (label, table, more = "") =>
   h("div", { class: `scroller ${more}`.trim(), tabindex: 0, role: "group", "aria-label": label }, table);
 
-// A labelled bar that shows the used share of a whole. `setMeter(m, {value, most, words})`. `title`: what it measures.
+// The used share of a whole. `title`: what it measures.
 export function meter(label, title = unitOf(label)) {
   const name = h("span", { class: "meter-name", title }, label);
   const words = h("span", { class: "meter-words" });
@@ -84,7 +87,7 @@ export function setMeter(element, { value, most, words }) {
   return element;
 }
 
-// A label with its control and an optional hint that screen readers announce with it.
+// Screen readers announce the hint with the control.
 export function field(label, control, { hint = "", isWide = false } = {}) {
   control.id ||= unique("field");
   const said = hint ? h("p", { class: "hint", id: `${control.id}-hint` }, hint) : null;
@@ -102,7 +105,7 @@ export const heading = (words, ...right) =>
   h("div", { class: "heading" }, h("h2", {}, words), h("div", { class: "heading-right" }, ...right));
 
 // Make role=tablist follow the usual keys; the open tab survives a reload.
-export function tabs(root, remembered = sessionStorage) {
+export function tabs(root) {
   const all = [...root.querySelectorAll("[role=tab]")];
   const choose = (tab, { focus = false } = {}) => {
     for (const each of all) {
@@ -111,7 +114,7 @@ export function tabs(root, remembered = sessionStorage) {
       document.getElementById(each.getAttribute("aria-controls")).hidden = !isOpen;
     }
     if (focus) tab.focus();
-    remember(remembered, tab.id);
+    keep(sessionStorage, TAB, tab.id);
     root.dispatchEvent(new CustomEvent("tab", { detail: tab.getAttribute("aria-controls").replace("panel-", "") }));
   };
   for (const tab of all) tab.addEventListener("click", () => choose(tab));
@@ -121,7 +124,7 @@ export function tabs(root, remembered = sessionStorage) {
     event.preventDefault();
     choose(next, { focus: true });
   });
-  choose(all.find((tab) => tab.id === recalled(remembered)) ?? all[0]);
+  choose(all.find((tab) => tab.id === recall(sessionStorage, TAB)) ?? all[0]);
   return { open: (name) => choose(all.find((tab) => tab.id === `tab-${name}`)) };
 }
 
@@ -129,23 +132,4 @@ function neighbour(all, tab, key) {
   const at = all.indexOf(tab);
   const moves = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: all.length - 1 };
   return at < 0 || !(key in moves) ? null : all[(moves[key] + all.length) % all.length];
-}
-
-const TAB = "swarm.tab";
-
-function remember(storage, id) {
-  try {
-    storage.setItem(TAB, id);
-  } catch (error) {
-    if (!(error instanceof DOMException)) throw error; // storage is forbidden: the first tab opens next time
-  }
-}
-
-function recalled(storage) {
-  try {
-    return storage.getItem(TAB);
-  } catch (error) {
-    if (error instanceof DOMException) return null;
-    throw error;
-  }
 }

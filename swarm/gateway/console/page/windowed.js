@@ -1,7 +1,6 @@
 // Selects the rows of a long list to draw. Pure. A thousand rows cost as much as the visible dozen.
 
-// Return {first, last, before, after}: rows first to last (exclusive) are drawn, with this many pixels before and
-// after.
+// Rows first to last (exclusive) are drawn; `before` and `after` are pixels.
 export function windowed({ count, rowHeight, scrollTop, height, spare = 6 }) {
   const total = Math.max(0, count);
   if (total === 0 || rowHeight <= 0) return { first: 0, last: 0, before: 0, after: 0 };

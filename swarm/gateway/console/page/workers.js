@@ -6,6 +6,11 @@ import { bytes, layers, plural, rate, seconds, share } from "./format.js";
 import { VirtualRows } from "./virtual.js";
 import { badge, button, empty, field, heading, headOf, scroller, setBadge } from "./widgets.js";
 
+const STEERING = [
+  ["drain", "Drain", "Its layers go to others while answers run; it gets none until it is uncordoned."],
+  ["cordon", "Cordon", "It keeps what it holds, and gets no further layers."],
+  ["uncordon", "Uncordon", "It may get layers again, with the next plan."],
+];
 const COLUMNS = ["Worker", "Verdict", "Layers", "Standby", "Evidence", "Host", "Device", "Memory", "KV", "Round trip"];
 COLUMNS.push("Tokens/s", ""); // for small screens, which do not show all columns; and the commands
 
@@ -71,9 +76,7 @@ function makeRow(actions, current) {
   const cells = COLUMNS.slice(2, -1).map((words) => h("td", { "data-name": words }));
   cells[2].className = "long";
   const buttons = [
-    button("Drain", () => actions.drain(row()), { tone: "small" }),
-    button("Cordon", () => actions.cordon(row()), { tone: "small" }),
-    button("Uncordon", () => actions.uncordon(row()), { tone: "small" }),
+    ...STEERING.map((order) => button(order[1], () => actions.steer(order, row()), { tone: "small" })),
     button("Stop worker", () => actions.stop(row()), { tone: "small danger" }),
   ];
   element.append(name, h("td", {}, badge("")), ...cells, h("td", {}, h("div", { class: "actions" }, buttons)));
@@ -104,7 +107,7 @@ function updateRow(element, row, may, { view, isFresh }) {
   for (const each of buttons) set(each, { ...lockedBy(may), "aria-describedby": may ? name.id : "workers-reason" });
 }
 
-// Commands for admins; each is confirmed first, with a description of its effect.
+// Each command is confirmed first, with a description of its effect.
 class Actions {
   #api;
 
@@ -116,28 +119,10 @@ class Actions {
     return orderAfter(this.#api, question, verb, body);
   }
 
-  drain(row) {
+  steer([verb, label, words], row) {
     if (!row) return gone();
-    const words = "Its layers go to others while answers run; it gets none until it is uncordoned.";
-    return this.#order({ title: `Drain ${row.name}?`, words, yes: `Yes, drain ${row.name}`, isGrave: false }, "drain", {
-      worker: row.name,
-    });
-  }
-
-  cordon(row) {
-    if (!row) return gone();
-    const words = "It keeps what it holds, and gets no further layers.";
-    return this.#order(
-      { title: `Cordon ${row.name}?`, words, yes: `Yes, cordon ${row.name}`, isGrave: false }, "cordon",
-      { worker: row.name },
-    );
-  }
-
-  uncordon(row) {
-    if (!row) return gone();
-    const words = "It may get layers again, with the next plan.";
-    const question = { title: `Uncordon ${row.name}?`, words, yes: `Yes, uncordon ${row.name}`, isGrave: false };
-    return this.#order(question, "uncordon", { worker: row.name });
+    const title = `${label} ${row.name}?`;
+    return this.#order({ title, words, yes: `Yes, ${verb} ${row.name}`, isGrave: false }, verb, { worker: row.name });
   }
 
   async stop(row) {

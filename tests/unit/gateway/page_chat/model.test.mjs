@@ -65,3 +65,26 @@ test("of several models all can be chosen, and the chosen one stays", async () =
   await soon();
   assert.deepEqual(talk.model, { id: "town", chat: true, context: 4096 });
 });
+
+test("that there is no model is said once the gateway has answered so, while the page is live", async () => {
+  const { store, talk } = opened({ data: [] });
+  store.setConnection("live");
+  assert.equal(talk.lacks, undefined);
+  await soon();
+  assert.match(talk.lacks, /serves no model yet/);
+  store.setConnection("reconnecting");
+  await soon();
+  assert.equal(talk.lacks, "");
+  store.setConnection("locked");
+  await soon();
+  assert.match(talk.lacks, /needs a key/);
+});
+
+test("before the gateway has answered nothing is lacking", async () => {
+  const store = new Store((draw) => setTimeout(draw));
+  const talk = { model: null, set: (fields) => Object.assign(talk, fields) };
+  learnModel(store, talk, { get: () => new Promise(() => {}) });
+  store.setConnection("live");
+  await soon();
+  assert.equal(talk.lacks, "");
+});
