@@ -343,8 +343,8 @@ def _keys_path(context: typer.Context, given: Path | None, config: Path | None) 
     path = _find_keys_file(context, given, config)
     if path is None:
         raise typer.BadParameter(
-            "the location of the keys is not configured, and no swarm up runs here: set gateway.keys_file or "
-            "state_dir, or --keys-file"
+            "the location of the keys is not configured, and no swarm up of this broker runs here: set "
+            "gateway.keys_file or state_dir, or --keys-file"
         )
     return path
 
@@ -357,7 +357,7 @@ def _find_keys_file(context: typer.Context, given: Path | None, config: Path | N
     from swarm.api_keys.file import NAME
     from swarm.cli.up.runs import read_runs
 
-    settings = load_settings(context, config, {})
+    settings = load_settings(context, config, {"client.url": context.params.get("url") or _outer_url(context)})
     if settings.gateway.keys_file is not None:
         return settings.gateway.keys_file
     if settings.state_dir is not None:

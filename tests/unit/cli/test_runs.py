@@ -196,13 +196,14 @@ def test_one_that_was_killed_is_not_listed(folder: Path, capsys: pytest.CaptureF
 def test_the_keys_of_a_running_swarm_are_in_its_state_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Chosen by the broker's address, as for all other commands. Settings come first."""
+    """Chosen by the broker's address, as for all other commands."""
     monkeypatch.delenv("SWARM_STATE_DIR", raising=False)
     state = tmp_path / "state"
-    recorder = RunRecorder([VILLAGE], state, has_workers=True, has_http=True, is_logged=True)
-    assert recorder
-    assert swarmctl(["keys", "add", "alice", "--json"]) == 0
+    RunRecorder([LLAMA], state, has_workers=True, has_http=True, is_logged=True)
+    assert swarmctl(["--url", LLAMA.url, "keys", "add", "alice", "--json"]) == 0
     assert (state / "keys.json").exists()
     capsys.readouterr()
-    assert swarmctl(["--url", LLAMA.url, "keys", "add", "bob"]) == 2
-    assert "no swarm up runs here: set gateway.keys_file" in " ".join(capsys.readouterr().err.split())
+    assert swarmctl(["keys", "list", "--api", "--url", LLAMA.url, "--json"]) == 0
+    assert [row["name"] for row in msgspec.json.decode(capsys.readouterr().out)["keys"]] == ["alice"]
+    assert swarmctl(["keys", "add", "bob"]) == 2
+    assert "no swarm up of this broker runs here: set gateway.keys_file" in " ".join(capsys.readouterr().err.split())
