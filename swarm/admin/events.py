@@ -147,8 +147,10 @@ def _recoveries(before: Json, after: Json) -> Iterator[SwarmEvent]:
             yield SwarmEvent("recovery_begun", f"recovery: {row.get('evidence') or row.get('cause')}", fields)
         if row.get("resumed_all_at") is not None and (was is None or was.get("resumed_all_at") is None):
             measured = row.get("measured")
-            took = measured.get("total_s") if isinstance(measured, Mapping) else None
-            words = f" after {took:.2f} s" if isinstance(took, int | float) else ""
+            measured = measured if isinstance(measured, Mapping) else {}
+            took = measured.get("total_s")
+            # A reader's pause begins with the loss, not with its detection.
+            words = f" after {took + get_number(measured, 'detect_s'):.2f} s" if isinstance(took, int | float) else ""
             count = row.get("sequences")
             who = "1 sequence continues" if count == 1 else f"{count} sequences continue"
             text = f"recovered{words}: {who} in epoch {row.get('epoch')}"

@@ -127,7 +127,10 @@ _add(logs, _HERE, "swarm logs --follow", "Print what a swarm up has reported.")
 _add(down, _HERE, "swarm down", "End a swarm up.")
 _add(pull, _HERE, _PULL, "Download a model from the hub.")
 app.add_typer(
-    models.app, name="models", short_help="List the models in the hub's cache, or check one.", rich_help_panel=_HERE
+    models.app,
+    name="models",
+    short_help="List the models in the hub's cache, or: check MODEL.",
+    rich_help_panel=_HERE,
 )
 _add(generate, _USE, _GENERATE)
 _add(chat, _USE, _CHAT)

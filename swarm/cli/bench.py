@@ -128,7 +128,7 @@ def bench(
 
     The report goes to stdout, progress to stderr: live on a terminal, JSON lines elsewhere. The first Ctrl-C ends the
     run with a report of the measurements so far and exit code 130; a second one ends it immediately. Exit code 1 if no
-    request succeeded or the deadline passed. Needs aiohttp: pip install 'swarm-llm[bench]'.
+    request succeeded or the deadline passed. Needs the extra bench.
     """
     _need_aiohttp()
     from swarm.bench.plan import (

@@ -99,7 +99,7 @@ class StoredModel:
 
 @app.callback(invoke_without_command=True)
 def models(context: typer.Context) -> None:
-    """List the models in the hub's cache, or check one."""
+    """List the models in the hub's cache, or: check MODEL."""
     if context.invoked_subcommand is None:
         list_models()
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import ByteSize, Field
 
 from swarm.config.values import AdvertisedAddress, Count, Host, ListenAddress, Network, Seconds, Section
+from swarm.version import with_extra
 
 
 class BrokerSettings(Section):
@@ -43,7 +44,7 @@ class BrokerSettings(Section):
     discoverable: bool = Field(
         default=False,
         description="Answer discovery requests on the local network with the broker's address and public key (swarm "
-        "discover; needs swarm-llm[discover] and broker.listen). Joining still requires an invitation.",
+        f"discover; needs {with_extra('discover')} and broker.listen). Joining still requires an invitation.",
     )
     port: int = Field(
         default=5700,

@@ -28,7 +28,8 @@ FileOption = Annotated[
     typer.Option(
         "--keys-file",
         metavar="FILE",
-        help="File of the keys. [default: the setting gateway.keys_file, else keys.json in the state directory]",
+        help="File of the keys. [default: the setting gateway.keys_file, else keys.json in the state directory, or in "
+        "that of the running swarm up]",
     ),
 ]
 OwnNameArgument = Annotated[
@@ -333,26 +334,37 @@ def _read_keys(context: typer.Context, keys_file: Path | None, config: Path | No
     from swarm.api_keys.file import read_keys
     from swarm.api_keys.keys import KeySet
 
-    settings = load_settings(context, config, {})
-    if keys_file is None and settings.gateway.keys_file is None and settings.state_dir is None and not is_required:
-        return KeySet()
-    return read_keys(_keys_path(context, keys_file, config)) or KeySet()
+    path = (_keys_path if is_required else _find_keys_file)(context, keys_file, config)
+    return (None if path is None else read_keys(path)) or KeySet()
 
 
 def _keys_path(context: typer.Context, given: Path | None, config: Path | None) -> Path:
     """Return the path that gateways use, too. Raises BadParameter if it is not configured."""
+    path = _find_keys_file(context, given, config)
+    if path is None:
+        raise typer.BadParameter(
+            "the location of the keys is not configured, and no swarm up of this broker runs here: set "
+            "gateway.keys_file or state_dir, or --keys-file"
+        )
+    return path
+
+
+def _find_keys_file(context: typer.Context, given: Path | None, config: Path | None) -> Path | None:
+    """Return the path of the option or the settings, or that of the running ``swarm up`` with the broker's address;
+    None if there is neither."""
     if given is not None:
         return given.expanduser()
     from swarm.api_keys.file import NAME
+    from swarm.cli.up.runs import read_runs
 
-    settings = load_settings(context, config, {})
+    settings = load_settings(context, config, {"client.url": context.params.get("url") or _outer_url(context)})
     if settings.gateway.keys_file is not None:
         return settings.gateway.keys_file
-    if settings.state_dir is None:
-        raise typer.BadParameter(
-            "the location of the keys is not configured: set gateway.keys_file or state_dir, or --keys-file"
-        )
-    return settings.state_dir / NAME
+    if settings.state_dir is not None:
+        return settings.state_dir / NAME
+    url = settings.client.url
+    folders = (run.state_dir for run in read_runs() if run.is_alive and url in {swarm.url for swarm in run.swarms})
+    return next((Path(folder) / NAME for folder in folders), None)
 
 
 def _now() -> str:

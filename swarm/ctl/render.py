@@ -30,7 +30,7 @@ _NODE_COLUMNS: tuple[Column, ...] = (
     ("process", "process"),
 )
 # Omitted in a narrow window, the first one first.
-_NODE_OPTIONAL = ("process", "for", "standby", "memory", "device", "pace")
+_NODE_OPTIONAL = ("for", "standby", "memory", "device", "pace", "process")
 # Only --json shows these. (Evidence and kernels, with the type of weights, are printed below the table, because
 # sentences don't fit into columns. The remaining columns fit into 120 characters. Doubts are rare, so they have no
 # columns either.)
@@ -50,6 +50,7 @@ _NODE_HIDDEN = {"incarnation", "endpoint", "kv_used", "kv_capacity", "cores", "k
     "loop_lag_s",
     "memory_bytes",
     "resident_bytes",
+    "limit_bytes",
     "host",
     "pid",
     "build",  # Shown by swarmctl version.
@@ -227,7 +228,9 @@ def _render_recovery(recovery: Body) -> list[RenderableType]:
         table.add_column(title, justify="right")
     for title, row in (("predicted", predicted), ("measured", measured)):
         if isinstance(row, Mapping):
-            table.add_row(title, *(format_value(name, row.get(name)) for name in names))
+            # The measured total includes phases without a prediction, so a predicted one would be too short.
+            shown = {**row, "total_s": None} if title == "predicted" else row
+            table.add_row(title, *(format_value(name, shown.get(name)) for name in names))
     computed, least = recovery.get("layer_positions"), recovery.get("least_layer_positions")
     told = f"  {recovery.get('sequences')} sequences, {computed} layer·positions computed again, {least} were lost"
     if copied := recovery.get("copied_layer_positions"):
@@ -339,13 +342,13 @@ def _join_columns(worker: Body) -> Body:
     """Return the row with related values joined into one column. A member that is cordoned or excluded has that as its
     state."""
     capacity, resident, state = get_number(worker, "kv_capacity"), worker.get("resident_bytes"), worker.get("state")
-    memory = format_value("memory_bytes", worker.get("memory_bytes"))
+    limit = f" of {format_value('limit_bytes', worker['limit_bytes'])}" if worker.get("limit_bytes") else ""
     return {
         **worker,
         "state": (worker.get("steered") or state) if state == "member" else state,
         "steered": None,
         "kv": f"{get_number(worker, 'kv_used') / capacity:.0%}" if capacity else None,
-        "memory": f"{format_value('resident_bytes', resident)} of {memory}" if resident else memory,
+        "memory": f"{format_value('resident_bytes', resident)}{limit}" if resident else None,
         "process": f"{worker.get('pid')} on {worker.get('host')}",
     }
 

@@ -119,7 +119,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "ctl": ("wire", "client", "cli", "metrics", "api_keys", "auth", "admin", "errors", "version", "config", "screen"),
     "__main__": ("cli",),
     "": ("client", "errors", "params", "version"),
-    "config": ("errors",),
+    "config": ("errors", "version"),
     "log": ("config", "safe_stream", "journald"),
     "failpoints": ("errors",),
     "private_files": ("errors",),

@@ -122,6 +122,7 @@ def report_nodes(
                 "blocked_on": signs.blocked_on,
                 "memory_bytes": hello.memory_bytes,
                 "resident_bytes": int(worker.stats.get("resident_bytes", 0)),
+                "limit_bytes": int(worker.stats.get("limit_bytes", 0)),  # of the same process; 0: none, as with a GPU
                 "kv_used": int(worker.stats.get("kv_used", 0)),
                 "kv_capacity": int(worker.stats.get("kv_capacity", 0)),
                 # without the key, which only its peers need

@@ -32,6 +32,7 @@ class WorkerResources:
     log_bytes: int  # limit of the activation log
     key_pair: KeyPair
     dtypes: tuple[str, ...] = ()  # types of weights that the worker could compute with instead, as its settings allow
+    limit_bytes: int = 0  # of the process's memory; 0: none, because the device has its own
 
 
 def open_resources(settings: Settings, pair: KeyPair, dtype: str = "") -> WorkerResources:
@@ -57,20 +58,23 @@ def open_resources(settings: Settings, pair: KeyPair, dtype: str = "") -> Worker
     if worker.bits == "portable":
         variant_choice.require_portable(own=executor.has_own_kernels)
     costs = executor.measure()
-    log_bytes = int(worker.log_bytes)
+    log_bytes, limit_bytes = int(worker.log_bytes), 0
     if not worker.device.startswith("cuda"):  # for a GPU, the limit is for the device's own memory
-        budget = _memory_budget(limit, log_bytes, executor.manifest if worker.spill else None)
+        budget, limit_bytes = _memory_budget(limit, log_bytes, executor.manifest if worker.spill else None)
         executor.memory_bytes, log_bytes = executor.scale_memory(budget.model_bytes), budget.log_bytes
-    return WorkerResources(executor, costs, log_bytes, pair, possible_dtypes(worker.dtype, parse_device(worker.device)))
+    dtypes = possible_dtypes(worker.dtype, parse_device(worker.device))
+    return WorkerResources(executor, costs, log_bytes, pair, dtypes, limit_bytes)
 
 
-def _memory_budget(limit: int | None, log_bytes: int, spilled: Manifest | None) -> MemoryBudget:
-    """Return the division of the memory limit; without a limit, of the free memory. Call it before any weights are
-    loaded: the current size of the process counts as its base. ``spilled``: the model, if ``worker.spill`` is on."""
+def _memory_budget(limit: int | None, log_bytes: int, spilled: Manifest | None) -> tuple[MemoryBudget, int]:
+    """Return the division of the memory limit, and the limit; by default the free memory. Call it before any weights
+    are loaded: the current size of the process counts as its base. ``spilled``: the model, if ``worker.spill`` is
+    on."""
     base = psutil.Process().memory_info().rss
     if limit is None:
         limit = psutil.virtual_memory().available + base
-    return split_memory(limit, base, log_bytes, reserve_bytes(spilled, limit - base) if spilled else 0)
+    spill_bytes = reserve_bytes(spilled, limit - base) if spilled else 0
+    return split_memory(limit, base, log_bytes, spill_bytes), limit
 
 
 def _model_path(settings: Settings) -> str:

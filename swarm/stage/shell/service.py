@@ -370,6 +370,7 @@ class WorkerService:
         values["log_evicted"] = self._core.log.num_evicted
         values["sequences"] = len(self._core.sequences)
         values["resident_bytes"] = self._vitals.memory_bytes
+        values["limit_bytes"] = self._resources.limit_bytes
         values["knockers_refused"] = self._listener.pull.num_refused
         values["door_shut"] = self._listener.pull.num_accept_paused
         values["threads"] = threading.active_count()

@@ -17,6 +17,7 @@ from swarm.cli.up import runs
 from swarm.cli.up.manage import ps
 from swarm.cli.up.processes import LogFile
 from swarm.cli.up.runs import NUM_ENDED, RecordedSwarm, Run, RunRecorder, read_runs, select_run, start_time, stop_run
+from swarm.ctl.main import run as swarmctl
 from swarm.errors import SwarmError
 
 VILLAGE, LLAMA = RecordedSwarm("village", "tcp://127.0.0.1:5700"), RecordedSwarm("llama", "tcp://127.0.0.1:5702")
@@ -190,3 +191,19 @@ def test_one_that_was_killed_is_not_listed(folder: Path, capsys: pytest.CaptureF
     (folder / "1.json").write_bytes(msgspec.json.encode(run_of(1, started="before")))
     ps(as_json=True)
     assert capsys.readouterr().out == "[]\n"
+
+
+def test_the_keys_of_a_running_swarm_are_in_its_state_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Chosen by the broker's address, as for all other commands."""
+    monkeypatch.delenv("SWARM_STATE_DIR", raising=False)
+    state = tmp_path / "state"
+    RunRecorder([LLAMA], state, has_workers=True, has_http=True, is_logged=True)
+    assert swarmctl(["--url", LLAMA.url, "keys", "add", "alice", "--json"]) == 0
+    assert (state / "keys.json").exists()
+    capsys.readouterr()
+    assert swarmctl(["keys", "list", "--api", "--url", LLAMA.url, "--json"]) == 0
+    assert [row["name"] for row in msgspec.json.decode(capsys.readouterr().out)["keys"]] == ["alice"]
+    assert swarmctl(["keys", "add", "bob"]) == 2
+    assert "no swarm up of this broker runs here: set gateway.keys_file" in " ".join(capsys.readouterr().err.split())

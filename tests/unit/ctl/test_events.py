@@ -66,6 +66,13 @@ def test_one_sequence_goes_on_alone() -> None:
     assert told[-1] == "recovered after 0.50 s: 1 sequence continues in epoch 2"
 
 
+def test_the_pause_after_a_loss_includes_its_detection() -> None:
+    ended = ENDED | {"measured": {"detect_s": 0.25, "total_s": 0.5}}
+    (event,) = diff_events(look(W0, recoveries=(recovery(),)), look(W0, recoveries=(recovery(**ended),)))
+    assert event.text == "recovered after 0.75 s: 3 sequences continue in epoch 2"
+    assert event.fields["total_s"] == 0.5
+
+
 def test_nothing_new_is_nothing_told() -> None:
     """However much the evidence and the counters change meanwhile."""
     assert texts(look(worker("w0", evidence="idle")), look(worker("w0", evidence="computing"), uptime_s=6.0)) == []

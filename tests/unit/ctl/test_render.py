@@ -31,6 +31,7 @@ def test_a_table_of_workers_has_room_in_120_columns() -> None:
         "kv_capacity": 954304,
         "memory_bytes": 5593 << 20,
         "resident_bytes": 419 << 20,
+        "limit_bytes": 6 << 30,
         "host": "machine-1",
         "pid": 123456,
         "build": "0.2.0",
@@ -44,10 +45,33 @@ def test_a_table_of_workers_has_room_in_120_columns() -> None:
     assert max(len(line.rstrip()) for line in lines) <= 120
     assert "cordoned" in lines[3]
     assert " 13% " in lines[3]
-    assert "419 MiB of 5.5 GiB" in lines[3]
+    assert "419 MiB of 6.0 GiB" in lines[3]
     assert "123456 on machine-1" in lines[3]
     assert "10–11" in lines[3]
     assert " 5 " in lines[4]
+
+
+def test_a_narrow_table_of_workers_keeps_their_processes() -> None:
+    """The tutorial kills the process that it names."""
+    worker = {
+        "name": "w0",
+        "state": "member",
+        "layers": [0, 3],
+        "device": "cpu",
+        "standby": [[3, 8]],
+        "verdict": "well",
+        "verdict_for_s": 65.0,
+        "pace": 1.3,
+        "kv_capacity": 888000,
+        "resident_bytes": 328 << 20,
+        "host": "vm-89e2eca8",
+        "pid": 9434,
+    }
+    shown = io.StringIO()
+    Console(file=shown, width=80).print(nodes({"workers": [worker]}))
+    assert "9434 on vm-89e2eca8" in shown.getvalue()
+    assert "328 MiB " in shown.getvalue()
+    assert max(map(len, shown.getvalue().splitlines())) <= 80
 
 
 @pytest.mark.parametrize(
@@ -104,6 +128,19 @@ def test_nodes_show_what_spilling_workers_have_on_disk() -> None:
         "w0: 3.0 GiB of 20.0 GiB of keys and values on disk; it has written 30 chunks, read 4, and restored 1024 "
         "positions"
     ]
+
+
+def test_a_total_is_not_predicted_from_some_of_the_phases() -> None:
+    measured = dict.fromkeys(("detect_s", "plan_s", "load_s", "activate_s", "replay_s", "resume_s"), 0.01)
+    predicted = {"load_s": 0.02, "replay_s": 0.0164, "total_s": 0.0364}
+    shown = io.StringIO()
+    row = {"predicted": predicted, "measured": measured | {"total_s": 0.0764}}
+    Console(file=shown, width=120).print(recoveries({"recoveries": [row]}))
+    totals = {
+        line.split()[0]: line.split() for line in shown.getvalue().splitlines() if "dicted" in line or "red" in line
+    }
+    assert totals["predicted"] == ["predicted", "–", "–", "20.0", "ms", "–", "16.4", "ms", "–", "–"]
+    assert totals["measured"][-2:] == ["76.4", "ms"]
 
 
 @pytest.mark.parametrize(
