@@ -30,7 +30,6 @@ from swarm.cli.up.command import up
 from swarm.cli.up.manage import down, logs, ps
 from swarm.version import __version__
 
-
 # Commands of similar programs, and what does that here.
 _OTHERS_COMMANDS = {
     "run": "swarm up, then swarm chat",
