@@ -154,9 +154,9 @@ def _check(model: str) -> str:
         folder = locate_model(model).folder
     architecture = read_architecture(folder)
     read_quantization(folder, read_json(folder / "config.json", "a model folder needs it"), read_json)
-    from swarm.stage.model.build import (
-        check_served,
-    )  # imports torch, so what can be refused without it is refused by now
+
+    # This imports torch: what can be refused without it is refused by now.
+    from swarm.stage.model.build import check_served
 
     check_served(folder, architecture)
     return architecture
