@@ -17,11 +17,14 @@ def with_extra(extra: str) -> str:
 
 
 def install_command(extra: str, prefix: Path = Path(sys.prefix)) -> str:
-    """Return the command that installs an extra, for a shell: by the tool that made the environment at ``prefix``."""
+    """Return the command that installs an extra, for a shell: by the tool that made the environment at ``prefix``.
+
+    uv and pipx remove the extras that a command does not name, so theirs names "all", too.
+    """
     if (prefix / "uv-receipt.toml").exists():
         tool = "uv tool install"
     elif (prefix / "pipx_metadata.json").exists():
         tool = "pipx install --force"
     else:
-        tool = "pip install"
-    return f"{tool} '{with_extra(extra)}'"
+        return f"pip install '{with_extra(extra)}'"
+    return f"{tool} '{with_extra(f'all,{extra}')}'"

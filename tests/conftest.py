@@ -77,7 +77,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         durations.record(terminalreporter.stats)
 
 
-# What is kept for the next process, such as proofs of kernels, is kept for the other processes of this run only.
+# What is kept for the next process, such as proofs of kernels, is kept for the other processes of this run only. State
+# of this user, such as records of swarm up, is neither read nor changed.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="swarm-tests-state-")
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 if "SWARM_CACHE" not in os.environ:
     os.environ["SWARM_CACHE"] = tempfile.mkdtemp(prefix="swarm-tests-")
     atexit.register(shutil.rmtree, os.environ["SWARM_CACHE"], ignore_errors=True)

@@ -31,6 +31,7 @@ from swarm.broker.core import BrokerCore
 from swarm.broker.draft_process import DraftProcess, draft_command
 from swarm.broker.events import (
     ClientBlocked,
+    ClientMessageReceived,
     ClientUnreachable,
     DescriptorsCounted,
     Event,
@@ -65,7 +66,7 @@ from swarm.log import get_logger
 from swarm.systemd import socket_activation, status_text
 from swarm.systemd.service_context import ServiceContext
 from swarm.wire.codec import DATA, ORDER, SERVER
-from swarm.wire.messages import NO_LINEAGE, Report
+from swarm.wire.messages import NO_LINEAGE, HostDone, Report, StartWorkers
 from swarm.wire.push import PushChannel
 from swarm.wire.sockets import bind
 from swarm.wire.tensors import Bytes
@@ -370,7 +371,7 @@ class BrokerService:
     def _send(self, action: act.SendToClient | act.SendToWorker | act.Dispatch) -> Event | None:
         """Send a message. A message that its own schema rejects is a bug, or follows from a peer's input: it is logged
         and dropped, and its recipient runs into a deadline. It must not end the process, which would send the same
-        again after its next start."""
+        again after its next start. A host that is too old for an order to start workers refuses it."""
         front, control = self._message_server.clients, self._message_server.workers
         try:
             match action:
@@ -386,6 +387,9 @@ class BrokerService:
                     self._send_queued()
         except WireError as error:
             log.error("message_not_encoded", action=type(action).__name__, reason=str(error))
+            if isinstance(action, act.SendToClient) and isinstance(action.message, StartWorkers):
+                refusal = HostDone(ticket=action.message.ticket, started=(), error=f"the swarm up is older: {error}")
+                return ClientMessageReceived(action.client, refusal, None)  # in place of a host that is not asked
         return None
 
     async def _test_route(self, epoch: int, endpoint: str) -> None:

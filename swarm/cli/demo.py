@@ -222,18 +222,25 @@ async def _wait_until_serving(client: AsyncClient) -> list[Victim]:
 
 
 async def _answer(client: AsyncClient, say: Say, pauses: Pauses, victim: Victim | None = None) -> tuple[int, ...]:
-    """Stream the answer; kill the victim in the middle. Return the tokens."""
+    """Stream the answer; kill the victim in the middle. Return the tokens. Raises SwarmError without a kill."""
     wrap = WordWrap()
     say(wrap.feed(_PROMPT))
     stream = client.stream(_PROMPT, max_tokens=_NUM_TOKENS)
     async for piece in stream:
         pauses.record(time.monotonic())
         say(wrap.feed(piece.text))
-        if victim is not None and piece.index == _KILL_AFTER:
-            os.kill(victim.pid, signal.SIGKILL)
+        if victim is not None and piece.index + 1 == _KILL_AFTER:
+            try:
+                os.kill(victim.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                raise SwarmError(
+                    f"{victim.name} ended before it was killed; swarm doctor checks this machine"
+                ) from None
             pauses.record_kill(time.monotonic())
             say(f"{wrap.end()}\n  kill -9 {victim.pid}: {victim.name} is dead, and with it layers {victim.layers}\n\n")
     say(wrap.end())
+    if victim is not None and not pauses.after:
+        raise SwarmError(f"the answer ended before its token {_KILL_AFTER}, so that no worker was killed: try again")
     completion = stream.completion
     assert completion is not None  # the stream ended without an error
     return tuple(completion.tokens)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -143,14 +144,20 @@ def check(
 
 def _check(model: str) -> str:
     """Return the architecture. Raises ModelError."""
-    from swarm.stage.model.build import check_served
     from swarm.stage.model.checkpoint import read_architecture
+    from swarm.stage.model.folder_files import read_json
     from swarm.stage.model.location import locate_model
+    from swarm.stage.quantization.search import read_quantization
 
     folder = Path(model).expanduser()
     if not (folder / "config.json").is_file():
         folder = locate_model(model).folder
     architecture = read_architecture(folder)
+    read_quantization(folder, read_json(folder / "config.json", "a model folder needs it"), read_json)
+
+    # This imports torch: what can be refused without it is refused by now.
+    from swarm.stage.model.build import check_served
+
     check_served(folder, architecture)
     return architecture
 
@@ -162,30 +169,44 @@ def _find_stored() -> Iterator[StoredModel]:
     from swarm.demo import model_path
     from swarm.hub.gguf_lookup import list_cached
     from swarm.hub.lookup import cached_snapshot
+    from swarm.hub.names import HubName
     from swarm.stage.model.location import ModelLocation, locate_gguf
 
-    yield _describe(f"{model_path().name} (embedded)", ModelLocation(model_path()))
+    yield _describe(f"{model_path().name} (embedded)", lambda: ModelLocation(model_path()))
     for path in sorted(Path(constants.HF_HUB_CACHE).glob("models--*--*")):
         repository = path.name.removeprefix("models--").replace("--", "/", 1)
-        try:
-            snapshot = cached_snapshot(repository)
-            if snapshot is not None:
-                yield _describe(repository, ModelLocation(snapshot.folder, snapshot))
-        except ModelError as error:
-            yield StoredModel(repository, problem=str(error))
-        for gguf in list_cached(repository):
-            name = f"{repository}/{gguf.files[0].path}"
+        for revision in _revisions(path):
             try:
-                yield _describe(name, locate_gguf(gguf))
+                snapshot, ggufs = cached_snapshot(repository, revision), list_cached(repository, revision)
             except ModelError as error:
-                yield StoredModel(name, problem=str(error))
+                yield StoredModel(str(HubName(repository, revision)), problem=str(error))
+                continue
+            if snapshot is not None:
+                yield _describe(str(HubName(repository, revision)), partial(ModelLocation, snapshot.folder, snapshot))
+            for gguf in ggufs:
+                yield _describe(str(HubName(repository, revision, gguf.files[0].path)), partial(locate_gguf, gguf))
 
 
-def _describe(name: str, location: ModelLocation) -> StoredModel:
-    from swarm.stage.model.build import check_served
+def _revisions(path: Path) -> list[str | None]:
+    """Return the revisions of a repository in the cache: None, the default one; then its branches and tags, and the
+    commits that none of these is."""
+    from huggingface_hub import constants
+
+    refs = {str(file.relative_to(path / "refs")): file for file in (path / "refs").rglob("*") if file.is_file()}
+    commits = {file.read_text("utf-8", "replace").strip() for file in refs.values()}
+    named = sorted(refs.keys() - {constants.DEFAULT_REVISION})
+    return [None, *named, *sorted({folder.name for folder in (path / "snapshots").glob("*")} - commits)]
+
+
+def _describe(name: str, locate: Callable[[], ModelLocation]) -> StoredModel:
     from swarm.stage.model.checkpoint import Checkpoint
 
-    checkpoint = Checkpoint.at(location)
+    try:
+        checkpoint = Checkpoint.at(location := locate())
+    except ModelError as error:
+        return StoredModel(name, problem=str(error))
+    from swarm.stage.model.build import check_served
+
     formats = sorted({weight.format.name for weight in checkpoint.quantized.values()}) or [checkpoint.stored_dtype]
     missing = sum(checkpoint.missing(_all_names(checkpoint)).values())
     problem = ""

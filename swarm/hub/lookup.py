@@ -85,9 +85,12 @@ def look_up(name: HubName, report: Report | None = None) -> ModelSnapshot | Gguf
     return GgufLookup(name, report).snapshot() if name.has_choice else _Lookup(name, report).snapshot()
 
 
-def cached_snapshot(repository: str) -> ModelSnapshot | None:
-    """Return what the cache has of a repository's safetensors, without a request; None unless it covers every file."""
-    return _Lookup(HubName(repository), lambda _: None).read_cache()
+def cached_snapshot(repository: str, revision: str | None = None) -> ModelSnapshot | None:
+    """Return what the cache has of a repository's safetensors, without a request; None unless it covers every file.
+
+    Raises ModelError.
+    """
+    return _Lookup(HubName(repository, revision), lambda _: None).read_cache()
 
 
 @dataclass(frozen=True, slots=True)

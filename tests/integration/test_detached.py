@@ -103,7 +103,7 @@ def test_a_detached_swarm_is_listed_logged_and_ended(terminal: Terminal) -> None
     assert terminal.run("down") == (0, f"stopped village (port {port})\n", "")
     out, error = following.communicate(timeout=PATIENCE_S)
     assert (following.returncode, error) == (0, "")
-    assert out.splitlines()[-1].startswith("stopping")
+    assert out.splitlines()[-1] == "stopping (at most 5 s)"
     terminal.until_empty()
     assert not list(terminal.directory.glob("swarm-up-*"))
     assert terminal.run("ps") == (0, "", "no swarm up runs; start one with: swarm up --detach\n")
@@ -134,6 +134,14 @@ def test_a_wrong_model_fails_with_one_line(terminal: Terminal) -> None:
     code, _, error = terminal.run("up", "--detach", "--model", "./nowhere")
     assert (code, error.count("\n")) == (1, 1)
     assert error.startswith("swarm: there is no directory ./nowhere")
+    terminal.until_empty()
+
+
+def test_without_a_state_directory_it_fails_with_one_line(terminal: Terminal) -> None:
+    terminal.environment["XDG_STATE_HOME"] = os.devnull
+    code, _, error = terminal.run("up", "--detach", "--workers", "0", "--no-http", "--port", str(free_ports(2)))
+    assert (code, error.count("\n")) == (1, 1)
+    assert error.endswith("can't be written (Not a directory); run without --detach\n")
     terminal.until_empty()
 
 

@@ -44,9 +44,9 @@ def test_every_requirement_is_pinned_within_its_range() -> None:
 def test_an_extra_is_installed_by_the_tool_that_made_the_environment(tmp_path: Path) -> None:
     assert install_command("worker", tmp_path) == "pip install 'swarm-llm[worker]'"
     (tmp_path / "pipx_metadata.json").touch()
-    assert install_command("worker", tmp_path) == "pipx install --force 'swarm-llm[worker]'"
+    assert install_command("worker", tmp_path) == "pipx install --force 'swarm-llm[all,worker]'"
     (tmp_path / "uv-receipt.toml").touch()
-    assert install_command("worker", tmp_path) == "uv tool install 'swarm-llm[worker]'"
+    assert install_command("discover", tmp_path) == "uv tool install 'swarm-llm[all,discover]'"
 
 
 def test_torch_is_pinned_exactly() -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 from swarm.cli.output import ConsoleProgress
 from swarm.cli.up.processes import DETACHED_VARIABLE, LogFile, export_source_path
@@ -31,8 +32,9 @@ def start_detached() -> int:
         env={**os.environ, DETACHED_VARIABLE: "1"},
         start_new_session=True,
     )
-    log_path(process.pid).unlink(missing_ok=True)  # of an earlier process with this number
     try:
+        with suppress(OSError):
+            log_path(process.pid).unlink()  # of an earlier process with this number
         return _wait_until_ready(process)
     except KeyboardInterrupt:
         process.terminate()

@@ -112,4 +112,5 @@ def _free_port(host: str) -> int:
         except ConfigError:
             continue
         return port
-    raise ConfigError(f"{_NUM_TRIES} ports of {host} were tried and none is free: profile a running swarm with --url")
+    span = f"{_PORTS.start} to {_PORTS.stop}"
+    raise ConfigError(f"{_NUM_TRIES} ports of {host} from {span} were tried and none is free: free some of them")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -261,7 +262,8 @@ class Runner:
     def _on_interrupt(self) -> None:
         self._num_interrupts += 1
         if self._num_interrupts == 1:
-            self._progress.print_line(f"stopping (at most {GRACE_S:g} s; press Ctrl-C again to kill)")
+            hint = "; press Ctrl-C again to kill" if sys.stdin and sys.stdin.isatty() else ""
+            self._progress.print_line(f"stopping (at most {GRACE_S:g} s{hint})")
         self.feed(StopRequested())
 
     def _check_children(self) -> None:

@@ -1,8 +1,9 @@
 """Records of this user's ``swarm up`` processes, for ``swarm ps``, ``logs`` and ``down``: a file and a log for each.
 
-A record names its process by number and start time. Another process with the same number, later or in another
-container, is neither listed nor signalled. Records of ended processes stay for ``swarm logs``; the next ``swarm up``
-removes all but the latest. A ``swarm up`` works without a record if the directory can't be written.
+A record names its process by number and start time. Another process with the same number is neither listed nor
+signalled. Machines and containers that share a home directory have a folder each. Records of ended processes stay for
+``swarm logs``; the next ``swarm up`` on the machine removes all but the latest. If the directory can't be written, a
+``swarm up`` works without a record, but not in the background.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Run(msgspec.Struct, frozen=True):
 
     pid: int
     started: str  # start time of the process, as ``start_time`` has it
-    since: float  # the same in seconds since 1970
+    since: float  # time of the first record, in seconds since 1970
     swarms: tuple[RecordedSwarm, ...]
     state_dir: str
     is_ready: bool = False  # it has served, and its gateway, if there is one, has answered
@@ -53,7 +54,7 @@ class Run(msgspec.Struct, frozen=True):
 
     @property
     def is_alive(self) -> bool:
-        return start_time(self.pid) == self.started
+        return bool(self.started) and start_time(self.pid) == self.started
 
     @property
     def names(self) -> set[str]:
@@ -65,10 +66,19 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def runs_folder() -> Path:
+    """Return the folder of this machine or container: of its name, and of its namespace of process numbers."""
     try:
-        return default_state_dir() / "up"
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        namespace = 0
+    try:
+        return default_state_dir() / "up" / f"{os.uname().nodename}-{namespace}"
     except RuntimeError:  # a user without a home directory, as in some containers
         return Path(os.devnull, "up")  # nothing can be written or found there
+
+
+def record_path(pid: int) -> Path:
+    return runs_folder() / f"{pid}.json"
 
 
 def log_path(pid: int) -> Path:
@@ -92,7 +102,7 @@ def read_runs() -> list[Run]:
 
 
 def read_run(pid: int) -> Run | None:
-    return _read(runs_folder() / f"{pid}.json")
+    return _read(record_path(pid))
 
 
 def _read(path: Path) -> Run | None:
@@ -119,19 +129,21 @@ def select_run(runs: Sequence[Run], name: str | None) -> Run:
 
 
 def stop_run(run: Run, timeout_s: float) -> bool:
-    """Ask the process to end, and wait. Return whether it has ended."""
+    """Ask the process to end, and wait. Return whether it has ended. Raises SwarmError if it can't be asked."""
     try:
         descriptor = os.pidfd_open(run.pid)
+        try:
+            # Checked after the descriptor was opened: from here on, it can't become another process.
+            if not run.is_alive:
+                return True
+            signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+            return bool(select.select([descriptor], [], [], timeout_s)[0])
+        finally:
+            os.close(descriptor)
     except ProcessLookupError:
         return True
-    try:
-        # Checked after the descriptor was opened: from here on, it can't become another process.
-        if not run.is_alive:
-            return True
-        signal.pidfd_send_signal(descriptor, signal.SIGTERM)
-        return bool(select.select([descriptor], [], [], timeout_s)[0])
-    finally:
-        os.close(descriptor)
+    except (AttributeError, OSError) as error:  # an old kernel, or a sandbox without these calls
+        raise SwarmError(f"{run.describe()} can't be signalled ({error}); kill {run.pid} ends it") from None
 
 
 class RunRecorder:
@@ -147,7 +159,7 @@ class RunRecorder:
         self._is_logged = is_logged
         self._has_workers = has_workers
         self._awaited = {"serving", "http"} if has_http else {"serving"}
-        with suppress(OSError):  # a read-only home directory, or a full disk
+        with suppress(OSError):  # a read-only home directory
             private_files.make_private_directory(runs_folder())
             remove_old()
             if not is_logged:
@@ -177,26 +189,37 @@ class RunRecorder:
             file.write("".join(f"{line}\n" for line in lines))
 
     def _write(self) -> None:
-        with suppress(OSError):
-            private_files.write(runs_folder() / f"{self._run.pid}.json", msgspec.json.encode(self._run))
+        if self._run.started:  # otherwise nobody could recognize the process
+            with suppress(OSError):  # also a full disk
+                private_files.write(record_path(self._run.pid), msgspec.json.encode(self._run))
 
 
 def remove_old() -> None:
-    """Remove the records and logs of all ended processes but the latest."""
-    ended = [run for run in read_runs() if not run.is_alive]
-    for run in ended[:-NUM_ENDED]:
-        for suffix in (".json", ".log", ".log.1"):
-            (runs_folder() / f"{run.pid}{suffix}").unlink(missing_ok=True)
+    """Remove what ended processes have left on this machine, but for the latest records and their logs."""
+    runs = read_runs()
+    ended = [run for run in runs if not run.is_alive]
+    kept = {str(run.pid) for run in runs} - {str(run.pid) for run in ended[:-NUM_ENDED]}
+    for path in runs_folder().iterdir():
+        pid = path.name.removeprefix(".").partition(".")[0]  # temporary files begin with a dot
+        is_starting = pid.isdecimal() and start_time(int(pid))  # it may have no record yet
+        if pid not in kept and not is_starting:
+            with suppress(OSError):
+                path.unlink()
 
 
 def redirect_output() -> None:
-    """Send stdout and stderr of this process to its log. Raises ConfigError."""
-    path = log_path(os.getpid())
+    """Send stdout and stderr of this process to its log. Raises ConfigError if it can't have a log and a record."""
+    pid = os.getpid()
+    path = log_path(pid)
+    if not start_time(pid):
+        raise ConfigError("a process in the background is found by /proc, which can't be read; run without --detach")
     try:
         private_files.make_private_directory(path.parent)
+        remove_old()
+        private_files.write(record_path(pid), b"{}")  # a full disk is noticed here, while stderr is the user's
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise ConfigError(f"the log {path} can't be written ({error.strerror}); run without --detach") from None
+        raise ConfigError(f"{path.parent} can't be written ({error.strerror}); run without --detach") from None
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os.dup2(descriptor, 1)

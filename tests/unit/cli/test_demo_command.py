@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, cast
 
-from swarm.cli.demo import Demonstration, Pauses, Victim, WordWrap, digest
+import pytest
+
+from swarm.cli.demo import Demonstration, Pauses, Victim, WordWrap, _answer, digest
+from swarm.errors import SwarmError
 
 STORY = "Once upon a time there was a teacher called Clara who lived next to the school. Every morning she ate cake."
 
@@ -61,3 +68,25 @@ def test_digests_differ_by_the_tokens() -> None:
     digests = data["digests"]
     assert isinstance(digests, list)
     assert digests[0] != digests[1]
+
+
+class Stream:
+    """An answer of some tokens."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.completion = None
+        self._pieces = [SimpleNamespace(index=index, text="a ") for index in range(num_tokens)]
+
+    async def __aiter__(self) -> AsyncIterator[SimpleNamespace]:
+        for piece in self._pieces:
+            yield piece
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "reason"), [(39, "no worker was killed"), (40, "w1 ended before it was killed")]
+)
+def test_a_death_that_did_not_happen_is_not_claimed(num_tokens: int, reason: str) -> None:
+    client = cast(Any, SimpleNamespace(stream=lambda *_args, **_options: Stream(num_tokens)))
+    gone = Victim("w1", 1 << 22, "3–5")  # no process has such a number
+    with pytest.raises(SwarmError, match=reason):
+        asyncio.run(_answer(client, lambda _text: None, Pauses(), gone))

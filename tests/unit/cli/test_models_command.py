@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants, file_download
 
 from swarm.cli.main import run as swarm
 from swarm.cli.models import StoredModel
@@ -62,3 +65,37 @@ def test_a_name_that_is_none_is_not_pulled(tmp_path: Path, capsys: pytest.Captur
 def test_a_row_shows_how_much_is_here() -> None:
     assert StoredModel("a/b", 2048, 1024, "Q4_K").row() == ("a/b", "1.0 KiB of 2.0 KiB", "Q4_K", "yes")
     assert StoredModel("a/b", 2048, 0, "bfloat16", "x").row() == ("a/b", "2.0 KiB", "bfloat16", "no: x")
+
+
+def test_every_revision_in_the_cache_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the name that ``swarm pull`` was given; a commit without a name, and a folder that no name fits, too."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(file_download.constants, "HF_HUB_CACHE", str(tmp_path))
+    repository, commits = tmp_path / "models--a--b", {"main": "1" * 40, "refs/pr/1": "2" * 40}
+    (tmp_path / "models--a---b").mkdir()
+    for commit in (*commits.values(), "3" * 40):
+        folder = repository / "snapshots" / commit
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(LLAMA))
+        (folder / "model.safetensors").write_bytes(b"?")
+    for name, commit in commits.items():
+        (repository / "refs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (repository / "refs" / name).write_text(commit)
+    assert swarm(["models", "list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    names = [model["name"] for model in listed]
+    assert names == ["village (embedded)", "a/-b", "a/b", "a/b@refs/pr/1", f"a/b@{'3' * 40}"]
+    assert [bool(model["problem"]) for model in listed] == [False, True, True, True, True]
+
+
+def test_a_format_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, quantization_config={"quant_method": "bitsandbytes"})
+    code = (
+        "import sys; from swarm.cli.main import run; code = run(['models', 'check', sys.argv[1]]); "
+        "print(code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=False)
+    assert done.stdout == "1 False\n"
+    assert "bitsandbytes" in done.stderr

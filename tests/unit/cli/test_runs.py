@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -18,7 +20,7 @@ from swarm.cli.up.manage import ps
 from swarm.cli.up.processes import LogFile
 from swarm.cli.up.runs import NUM_ENDED, RecordedSwarm, Run, RunRecorder, read_runs, select_run, start_time, stop_run
 from swarm.ctl.main import run as swarmctl
-from swarm.errors import SwarmError
+from swarm.errors import ConfigError, SwarmError
 
 VILLAGE, LLAMA = RecordedSwarm("village", "tcp://127.0.0.1:5700"), RecordedSwarm("llama", "tcp://127.0.0.1:5702")
 
@@ -62,6 +64,7 @@ def test_a_process_is_known_by_its_number_and_start(sleeper: subprocess.Popen[by
     assert start_time(sleeper.pid) == ""  # a zombie has ended, too
     sleeper.wait()
     assert start_time(sleeper.pid) == ""
+    assert not run_of(sleeper.pid).is_alive  # without a start time, no process is meant
 
 
 def test_another_process_with_the_number_is_not_signalled(sleeper: subprocess.Popen[bytes]) -> None:
@@ -152,15 +155,60 @@ def test_output_that_is_in_the_log_is_not_written_twice() -> None:
 
 def test_the_latest_of_those_that_ended_are_kept(folder: Path) -> None:
     folder.mkdir(parents=True)
+    first = 1 << 22  # no process has such a number
     for number in range(NUM_ENDED + 3):
-        run = run_of(number + 1, started="before", since=float(number))
+        run = run_of(first + number, started="before", since=float(number))
         (folder / f"{run.pid}.json").write_bytes(msgspec.json.encode(run))
         (folder / f"{run.pid}.log").touch()
-    (folder / "rubbish.json").write_text("{")
+    starting = os.getppid()  # it runs, and has no record yet
+    for name in ("rubbish.json", f"{first + 99}.log", f"{first + 99}.json", f".{first}.json.ab12", f"{starting}.log"):
+        (folder / name).write_text("{")
     recorder()
     ended = [run.pid for run in read_runs() if not run.is_alive]
-    assert ended == [number + 1 for number in range(3, NUM_ENDED + 3)]
-    assert sorted(path.stem for path in folder.glob("*.log")) == sorted(map(str, ended))
+    assert ended == [first + number for number in range(3, NUM_ENDED + 3)]
+    logs = {f"{pid}.log" for pid in (*ended, starting)}
+    assert {path.name for path in folder.iterdir()} == logs | {f"{pid}.json" for pid in (*ended, os.getpid())}
+
+
+def test_machines_that_share_a_home_have_a_folder_each(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither sees the other's records, whose numbers mean nothing here, nor removes them."""
+    recorder()
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="other"))
+    assert read_runs() == []
+    recorder()
+    assert [path.name for path in folder.iterdir()] == [f"{os.getpid()}.json"]
+
+
+def test_nothing_is_recorded_without_a_start_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "start_time", lambda _pid: "")
+    recorder().observe(("line",), {"event": "serving"})
+    assert read_runs() == []
+    with pytest.raises(ConfigError, match="run without --detach"):
+        runs.redirect_output()
+
+
+def test_without_room_for_a_record_it_does_not_go_into_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other command could find it. Its stderr is still the user's."""
+
+    def fail(*_args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(runs.private_files, "write", fail)
+    with pytest.raises(ConfigError, match=r"No space left on device\); run without --detach"):
+        runs.redirect_output()
+    assert not runs.log_path(os.getpid()).exists()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSYS, "not implemented"), AttributeError("pidfd_open")])
+def test_where_no_process_can_be_signalled_safely_the_user_is_told_how(
+    error: Exception, sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_pid: int) -> int:
+        raise error
+
+    monkeypatch.setattr(os, "pidfd_open", fail)
+    with pytest.raises(SwarmError, match=f"kill {sleeper.pid} ends it"):
+        stop_run(run_of(sleeper.pid), 1.0)
 
 
 def test_without_a_directory_nothing_is_recorded_and_nothing_fails(

@@ -53,7 +53,7 @@ def test_without_a_host_the_answer_says_what_to_do(serving: Bench) -> None:
     assert isinstance(action, SendToClient)
     assert isinstance(action.message, Report)
     assert not action.message.ok
-    command = "On the broker's machine, run `swarm worker --device cuda --memory-limit 1073741824` with"
+    command = "run `swarm worker --device cuda --memory-limit 1073741824`"
     assert command in str(action.message.body["error"])
 
 
