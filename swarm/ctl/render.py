@@ -30,7 +30,7 @@ _NODE_COLUMNS: tuple[Column, ...] = (
     ("process", "process"),
 )
 # Omitted in a narrow window, the first one first.
-_NODE_OPTIONAL = ("for", "standby", "memory", "device", "pace", "process")
+_NODE_OPTIONAL = ("for", "standby", "device", "memory", "pace", "process")
 # Only --json shows these. (Evidence and kernels, with the type of weights, are printed below the table, because
 # sentences don't fit into columns. The remaining columns fit into 120 characters. Doubts are rare, so they have no
 # columns either.)

@@ -440,7 +440,9 @@ WORKERS = [
         "evidence": "idle, its steps take 4.0 times as long as predicted",
         "pace": 4.0,
         "beat_age_s": 0.05,
-        "memory_bytes": 8 << 30,
+        "memory_bytes": 7 << 30,
+        "resident_bytes": 3 << 30,
+        "limit_bytes": 8 << 30,
         "kv_used": 32,
         "kv_capacity": 4096,
         "endpoint": "tcp://127.0.0.1:20000",
@@ -483,7 +485,7 @@ REPORTS: dict[str, dict[str, object]] = {
 EXPECTED = {
     "status": ["serving", "epoch 3", "uptime 2.0 h", "running 2", "colour red"],
     "nodes": [
-        "w0 active 0–3 cpu slow 3.5 s 4 1% 8.0 GiB 7 on box up",
+        "w0 active 0–3 cpu slow 3.5 s 4 1% 3.0 GiB of 8.0 GiB 7 on box up",
         "w1 loading",
         "w0 is slow: idle, its steps take 4.0 times as long as predicted",
         "quorum yes",
