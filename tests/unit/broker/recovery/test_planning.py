@@ -172,7 +172,7 @@ def test_the_first_plan_waits_for_those_asked_for(make_bench) -> None:
     bench.join("w0")
     bench.tick(1.0)
     assert bench.state.plans.waits_for == "1 more of 2 workers"
-    assert said(make_bench(planning(min_workers=1)).say(Describe()))[0].waits_for == "1 worker"
+    assert said(make_bench(planning(min_workers=1)).say(Describe()))[0].waits_for == "1 more worker"
     bench.join("w1")
     bench.tick()
     assert ranges(bench) == {"w0": LayerRange(0, 3), "w1": LayerRange(3, 6)}
