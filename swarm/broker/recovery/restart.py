@@ -177,9 +177,8 @@ class StartupWait:
         joined, wanted = self._waiting_since(), self.min_workers
         if self.state.plans.epoch or len(joined) >= wanted or (joined and now - min(joined) > self.gather_s):
             return False
-        self.state.plans.waits_for = (
-            "1 more worker" if wanted == 1 else f"{wanted - len(joined)} more of {wanted} workers"
-        )
+        rest = wanted - len(joined)
+        self.state.plans.waits_for = "1 more worker" if wanted == 1 else f"{rest} more of {wanted} workers"
         return True
 
     @property
