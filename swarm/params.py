@@ -156,7 +156,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def _check_answer(self) -> None:
         if self.max_tokens == 0 and self.prompt_logprobs is None:
-            raise InvalidRequest("max_tokens may be 0 only with prompt_logprobs", code="max_tokens")
+            raise InvalidRequest(
+                "max_tokens must be between 1 and 1000000, not 0, without prompt_logprobs", code="max_tokens"
+            )
         if self.vector is not None and self.prompt_logprobs is not None:
             raise InvalidRequest("a request for a vector has no prompt_logprobs", code="prompt_logprobs")
         if not self.max_answer and self.n != 1:

@@ -25,7 +25,7 @@ MODEL = fake_manifest(vocab_size=97, context=64)
         ({"stop_token_ids": (5, 200)}, "invalid", "stop_token_ids: token 200 is out of range"),
         ({"thinking": Thinking(("x",), 5, (97,))}, "invalid", "thinking: token 97 is out of range"),
         ({"thinking": Thinking(())}, "invalid", "thinking.ends takes 1 to 16 texts, not 0"),
-        ({"max_tokens": 0}, "invalid", "max_tokens may be 0 only with prompt_logprobs"),
+        ({"max_tokens": 0}, "invalid", "max_tokens must be between 1 and 1000000, not 0, without prompt_logprobs"),
         ({"max_tokens": -1}, "invalid", "max_tokens must be between 0"),
         ({"temperature": float("nan")}, "invalid", "temperature must be between"),
         ({"n": 0}, "invalid", "n must be between 1"),
