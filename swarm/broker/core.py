@@ -383,14 +383,14 @@ class BrokerCore:
         ):
             self._out.note("profile", "info", **self._statistics.profile())
         num_running = len(self.state.running)
+        collector, last = self._requests.collector, done.hops[-1].worker if done.hops else "of the last stage"
+        collector.collect_prompt_logprobs(done.prompt_logprobs or (), flight)
         scheduler.acknowledge(self.state, done.kv, flight, keeps_kv=self.settings.scheduler.kv_cache)
         is_rebuilding = not self.state.rebuilding.is_idle
         if recovery := self.state.recoveries.record_step(
             num_tokens=flight.num_tokens, rebuilding=is_rebuilding, now=now
         ):
             self._reconfiguration.log_recovery(recovery)
-        collector, last = self._requests.collector, done.hops[-1].worker if done.hops else "of the last stage"
-        collector.collect_prompt_logprobs(done.prompt_logprobs or ())
         collector.collect_vectors(done.vectors or (), now)
         failed = {failure.sequence for failure in done.failed}
         collector.end_prompts(tuple(k for k in done.kv if k.sequence not in failed), flight, last, now)

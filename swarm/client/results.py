@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Self
 
 from swarm.wire.messages import Hop, Submit, Timing, TokenLogprob
+from swarm.wire.prompt_logprobs import unpack_logprobs
 
 Logprobs = tuple[TokenLogprob, ...]
 
@@ -89,8 +90,7 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class Completion:
     """A finished request. ``text``, ``tokens`` and the other properties belong to its first choice. ``vector``: the
-    answer of a request for a vector, as the last stage computed it. ``prompt_logprobs`` has one entry per token of the
-    prompt, or none if not requested; the first token's is empty.
+    answer of a request for a vector, as the last stage computed it.
     """
 
     request_id: str
@@ -98,7 +98,14 @@ class Completion:
     usage: Usage
     seed: int
     vector: bytes | None = None
-    prompt_logprobs: tuple[Logprobs, ...] = ()
+    packed_prompt_logprobs: bytes = b""  # see ``prompt_logprobs``
+
+    @property
+    def prompt_logprobs(self) -> tuple[Logprobs, ...]:
+        """The log probabilities of each token of the prompt, unpacked at each access; none if not requested. The first
+        token's is empty."""
+        rows = unpack_logprobs(self.packed_prompt_logprobs, self.usage.num_prompt - 1)
+        return ((), *rows) if rows else ()
 
     @property
     def text(self) -> str:

@@ -21,11 +21,10 @@ from swarm.client.events import (
 )
 from swarm.client.model import ASK_TIMEOUT_S, ClientModel
 from swarm.client.request import RequestSpec
-from swarm.client.results import BatchPiece, Choice, Completion, Logprobs, Piece, Progress, Usage
+from swarm.client.results import BatchPiece, Choice, Completion, Piece, Progress, Usage
 from swarm.client.text.assemble import PieceAssembler
 from swarm.errors import ClientError, Unavailable
 from swarm.wire.messages import Finished, Hop, LookUp, Report, Submit, TokenLogprob, TokensSnapshot
-from swarm.wire.prompt_logprobs import unpack_logprobs
 
 _YIELD_EVERY = 256  # tokens of a look-up that are turned into text before other tasks get their turn
 
@@ -44,7 +43,7 @@ class RequestCall:
     _assemblers: dict[int, PieceAssembler] = field(default_factory=dict)  # by the number of the continuation
     _finished: dict[int, Finished] = field(default_factory=dict)
     _mailbox: Mailbox | None = None  # None before the start
-    _prompt_logprobs: tuple[Logprobs, ...] = ()  # read from the end of the first continuation
+    _prompt_logprobs: bytes = b""  # read from the end of the first continuation
 
     @property
     def is_done(self) -> bool:
@@ -103,8 +102,7 @@ class RequestCall:
     def _on_end(self, update: EndContinuation, assembler: PieceAssembler) -> list[Piece]:
         self._finished[update.index] = update.finished
         if update.index == 0 and self.submit.params.prompt_logprobs is not None:
-            rows = unpack_logprobs(update.finished.prompt_logprobs or b"", update.finished.num_prompt - 1)
-            self._prompt_logprobs = ((), *rows)
+            self._prompt_logprobs = update.finished.prompt_logprobs or b""
         pieces = assembler.finish(update.finished.reason)
         if self.is_done:
             self.leave()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from swarm.client.results import Logprobs, Piece
+from swarm.client.results import Completion, Piece
 from swarm.wire.messages import Timing
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -68,11 +68,11 @@ class ChoiceEndPart:
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """The prompt's tokens and their log probabilities, after the end of all choices. The first token has none."""
+    """The prompt's tokens, and the completion with their log probabilities, after the end of all choices."""
 
     choice: int
     tokens: tuple[int, ...]
-    logprobs: tuple[Logprobs, ...]
+    completion: Completion
 
 
 AnswerPart = PromptPart | TextPart | ReasoningPart | CallStartPart | CallArgumentsPart | CallEndPart | ChoiceEndPart

@@ -24,7 +24,11 @@ def pack_logprobs(rows: Iterable[Iterable[TokenLogprob]]) -> bytes:
 
 
 def unpack_logprobs(values: bytes, num_tokens: int) -> list[tuple[TokenLogprob, ...]]:
-    """Return the entries of each of the ``num_tokens`` tokens."""
+    """Return the entries of each of the ``num_tokens`` tokens; none if there are no values. Raises ValueError."""
+    if not values:
+        return []
+    entries, rest = divmod(len(values), _ENTRY.size * num_tokens)
+    if rest:
+        raise ValueError(f"{len(values)} bytes are no log probabilities of {num_tokens} tokens")
     unpacked = [TokenLogprob(token, logprob) for token, logprob in _ENTRY.iter_unpack(values)]
-    entries = len(unpacked) // num_tokens if num_tokens else 1
     return [tuple(unpacked[start : start + entries]) for start in range(0, len(unpacked), entries)]

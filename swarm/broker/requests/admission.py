@@ -183,11 +183,12 @@ def _check_length(submit: Submit, manifest: Manifest) -> RequestRefusal | None:
         )
     if (alternatives := submit.params.prompt_logprobs) is not None:
         each = row_bytes(alternatives, manifest.vocab_size)
-        if (len(submit.prompt) - 1) * each > MAX_PROMPT_LOGPROB_BYTES:
+        most = MAX_PROMPT_LOGPROB_BYTES // (each * submit.params.n)  # each continuation may be sent with them
+        if len(submit.prompt) - 1 > most:
             return RequestRefusal(
                 "invalid",
-                f"prompt_logprobs: with {alternatives} alternatives a prompt has at most "
-                f"{MAX_PROMPT_LOGPROB_BYTES // each + 1} tokens, not {len(submit.prompt)}: ask for fewer of either",
+                f"log probabilities of the prompt: with {alternatives} alternatives and n = {submit.params.n} a prompt "
+                f"has at most {most + 1} tokens, not {len(submit.prompt)}: ask for less",
             )
     return None
 

@@ -113,9 +113,10 @@ class TokenCollector:
             self._state.count("vectors")
             self._on_end(sequence, "stop", now)
 
-    def collect_prompt_logprobs(self, items: tuple[PromptLogprobs, ...]) -> None:
-        """Add log probabilities of prompts to their sequences, each token's once. They depend on the prompt alone, so
-        those of an earlier residency count, too."""
+    def collect_prompt_logprobs(self, items: tuple[PromptLogprobs, ...], flight: InFlightStep) -> None:
+        """Add log probabilities of prompts to their sequences, each token's once, as many as the step has rows. They
+        depend on the prompt alone, so those of an earlier residency count, too."""
+        counts = {sequence.id: count for sequence, count in flight.sequences}
         for item in items:
             sequence = self._state.sequences.get(item.sequence)
             if sequence is None or sequence.state is SequenceState.ENDED:
@@ -127,7 +128,8 @@ class TokenCollector:
                 continue
             size = row_bytes(alternatives, manifest.vocab_size)
             num, rest = divmod(len(item.values), size)
-            if rest or not 1 <= item.position <= item.position + num <= sequence.num_prompt:
+            num_rows = counts.get(item.sequence, 0)
+            if rest or num > num_rows or not 1 <= item.position <= item.position + num <= sequence.num_prompt:
                 self._state.count("misplaced_prompt_logprobs")
             else:
                 sequence.add_prompt_logprobs(item.position, item.values, size)

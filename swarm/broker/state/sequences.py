@@ -289,6 +289,8 @@ class Sequence:
         self._allow("drop_kv")
         self._restart_from(0)
         self.truncate = True
+        if self.request.submit.params.prompt_logprobs is not None and not self.lacks_prompt_logprobs:
+            self.is_open_in_stages = False  # opened again without: the stages would return them with each token
 
     def redraw_last(self) -> None:
         """Compute the last position again in the next step, for a draw that was postponed."""
@@ -393,7 +395,8 @@ class Sequence:
         """Add log probabilities of the prompt's tokens from ``position`` on, of ``size`` bytes each. Repeated ones are
         dropped; those behind a gap wait, since results of steps may arrive in another order."""
         self._allow("add_prompt_logprobs")
-        self.early_logprobs[position] = values
+        if len(values) > len(self.early_logprobs.get(position, b"")):
+            self.early_logprobs[position] = values
         while self.early_logprobs and (first := min(self.early_logprobs)) <= self.num_scored + 1:
             values = self.early_logprobs.pop(first)
             new = values[(self.num_scored + 1 - first) * size :]

@@ -241,6 +241,7 @@ class CompletionWriter:
 
     def full_response(self, parts: Sequence[AnswerPart], counts: TokenCounts) -> Json:
         choices: dict[int, Json] = {}
+        of_prompts: dict[int, Json] = {}  # by completion: all choices have the same
         for part in parts:
             empty: Json = {"index": part.choice, "text": "", "logprobs": None, "finish_reason": None}
             choice = choices.setdefault(part.choice, empty)
@@ -249,7 +250,9 @@ class CompletionWriter:
             elif isinstance(part, ChoiceEndPart):
                 choice["finish_reason"] = part.reason
             elif isinstance(part, PromptPart) and self._memo.logprobs:
-                logprobs, answer = prompt_logprobs(self._served, part), choice["logprobs"] or {}
+                logprobs, answer = of_prompts.get(id(part.completion)), choice["logprobs"] or {}
+                if logprobs is None:
+                    logprobs = of_prompts[id(part.completion)] = prompt_logprobs(self._served, part)
                 choice["logprobs"] = {name: values + answer.get(name, []) for name, values in logprobs.items()}
         for index, choice in choices.items():
             choice["text"] = self._echo(index) + choice["text"]

@@ -34,10 +34,11 @@ def _entry(served: ServedModel, entry: TokenLogprob) -> Json:
 
 
 def prompt_logprobs(served: ServedModel, part: PromptPart) -> Json:
-    """Return the prompt's log probabilities in the format of /v1/completions: null for the first token."""
+    """Return the prompt's log probabilities in the format of /v1/completions: null for the first token. There may be
+    hundreds of thousands."""
     text, offset = None if served.text is None else served.text.detokenizer(), 0
     result: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-    for token, entries in zip(part.tokens, part.logprobs, strict=True):
+    for token, entries in zip(part.tokens, part.completion.prompt_logprobs, strict=True):
         result["tokens"].append(_token_text(served, token))
         result["token_logprobs"].append(max(entries[0].logprob, _LOWEST) if entries else None)
         result["top_logprobs"].append(_top(served, entries[1:]) if entries else None)

@@ -62,9 +62,9 @@ class AnswerStream:
     def _end_prompt(self) -> list[AnswerPart]:
         """Return the prompt's log probabilities at the end, once, if they were requested."""
         completion, (prompt, self._prompt) = self._stream.completion, (self._prompt, ())
-        if completion is None or not prompt or not completion.prompt_logprobs:
+        if completion is None or not prompt or not completion.packed_prompt_logprobs:
             return []
-        return [PromptPart(choice, prompt, completion.prompt_logprobs) for choice in range(self.num_choices)]
+        return [PromptPart(choice, prompt, completion) for choice in range(self.num_choices)]
 
     def _count(self, num_tokens: int) -> None:
         self._num_tokens += num_tokens

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypedDict
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -42,12 +43,15 @@ from swarm.gateway.http.sse import (
 )
 from swarm.gateway.http.usage import RequestUsage, UsageRecorder
 from swarm.gateway.resume_state import ResumeState
+from swarm.gateway.thread_pool import BoundedThreadPool
 from swarm.params import MAX_SEED
 from swarm.wire.messages import MAX_MEMO
+from swarm.wire.prompt_logprobs import row_bytes
 
 PATIENCE_S = 0.006  # seconds to wait for an error that can still become the status; then a stream's headers go out
 LONG_PATIENCE_S = 0.25  # the same, while a prompt that may be too long is tokenized
 SLOW_READER_S = 60.0  # seconds without reading a byte after which a stream is ended
+MAX_SCORED_BYTES = 16 << 20  # of prompts' log probabilities in an answer, packed; as JSON some ten times as much
 CLIENT_CLOSED_REQUEST = 499  # status of a response whose client has disconnected
 
 WriterFactory = Callable[[ResumeState, ServedModel, str], AnswerWriter]
@@ -100,7 +104,8 @@ class CompletionHandler:
             if job.stream:
                 ready = _wait_for_tokenizing(prompts_ready, served, job)
                 return await self._respond_stream(begun, ready, job, close, request.scope.get("patience_s", PATIENCE_S))
-            return await _respond_whole(request, begun, job, partial(close, has_status=False))
+            end, threads = partial(close, has_status=False), self._service.body_threads
+            return await _respond_whole(request, begun, job, end, threads)
         except ApiError as problem:
             problem.is_counted = _has_begun(begun)
             raise
@@ -164,6 +169,15 @@ class CompletionHandler:
             if orders:
                 await asyncio.sleep(0)  # other tasks get their turn between the prompts of a long list
             orders.append(await self._service.prepare(request, served))
+        scored = [order for order in orders if order.params.prompt_logprobs is not None]
+        vocab_size = served.manifest.vocab_size
+        num_bytes = sum(
+            (len(order.ids) - 1) * order.params.n * row_bytes(order.params.prompt_logprobs or 0, vocab_size)
+            for order in scored
+        )
+        if num_bytes > MAX_SCORED_BYTES:
+            text = "asks for too many log probabilities of prompts at a time: send fewer prompts, or smaller logprobs"
+            raise invalid_field("logprobs", text)
         return orders
 
     async def _submit(
@@ -257,15 +271,22 @@ async def _stream_chunks(
 
 
 async def _respond_whole(
-    request: Request, begun: asyncio.Future[AnswerStream | MergedAnswers], job: CompletionJob, close: Callable[[], None]
+    request: Request,
+    begun: asyncio.Future[AnswerStream | MergedAnswers],
+    job: CompletionJob,
+    close: Callable[[], None],
+    threads: BoundedThreadPool,
 ) -> Response:
-    answer = asyncio.ensure_future(_collect(begun, job))
+    answer = asyncio.ensure_future(_collect(begun, job, threads))
     watcher = asyncio.ensure_future(wait_for_disconnect(request.receive))
     try:
         await asyncio.wait({answer, watcher}, return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        return JsonResponse(answer.result(), headers=_headers(job.request_id))
+        body, headers = answer.result(), _headers(job.request_id)
+        if isinstance(body, bytes):
+            return Response(body, headers=headers, media_type=JsonResponse.media_type)
+        return JsonResponse(body, headers=headers)
     finally:
         for task in (answer, watcher):
             task.cancel()
@@ -273,13 +294,17 @@ async def _respond_whole(
         close()
 
 
-async def _collect(begun: asyncio.Future[AnswerStream | MergedAnswers], job: CompletionJob) -> dict[str, object]:
+async def _collect(
+    begun: asyncio.Future[AnswerStream | MergedAnswers], job: CompletionJob, threads: BoundedThreadPool
+) -> Json | bytes:
+    """Return the answer; one with log probabilities of prompts, which may be long, encoded in a thread."""
     reading = await begun
     parts: list[AnswerPart] = []
     while more := await reading.next():
         parts += more
-    if any(isinstance(part, PromptPart) for part in parts):  # many entries per token
-        return await asyncio.to_thread(job.writer.full_response, parts, reading.counts())
+    if any(isinstance(part, PromptPart) for part in parts):
+        counts = reading.counts()
+        return await threads.run(lambda: msgspec.json.encode(job.writer.full_response(parts, counts)))
     return job.writer.full_response(parts, reading.counts())
 
 

@@ -11,6 +11,7 @@ from swarm.broker.actions import Action, SendToClient, WriteEnd, WriteTokens
 from swarm.broker.events import RequestRead, StepFinished
 from swarm.broker.requests.durability import restore_request
 from swarm.broker.state.journal_snapshot import RequestRecord, SequenceRecord
+from swarm.broker.state.prefix import PrefixRules
 from swarm.broker.steps.scheduler import MAX_SCORED
 from swarm.params import SamplingParams
 from swarm.testing import fake_prompt_row
@@ -198,6 +199,28 @@ def test_more_than_one_message_holds_are_refused(serving: Bench) -> None:
     assert isinstance(rejected, Rejected)
     assert rejected.code == "invalid"
     assert f"at most {most} tokens" in rejected.reason
+    [rejected] = said(serving.say(ask(most, prompt_logprobs=20, n=2)), Rejected)
+    assert isinstance(rejected, Rejected)
+    assert f"n = 2 a prompt has at most {(most - 1) // 2 + 1} tokens" in rejected.reason
+
+
+def test_without_keys_and_values_they_come_once(make_bench: Callable[..., Bench]) -> None:
+    """The steps of further tokens compute the prompt again; the stages are told to return nothing for it."""
+    off = scheduling(kv_cache=False).scheduler
+    serving = make_bench(settings(scheduler=off, prefix=PrefixRules(is_enabled=False))).serve()
+    serving.say(ask(max_tokens=2))
+    assert [item.params.prompt_logprobs for item in serving.pipe[0].open] == [2]
+    finish(serving)
+    assert [item.params.prompt_logprobs for item in serving.pipe[0].open] == [None]
+    assert serving.pipe[0].rows[0].start == 0
+    finish(serving, lambda bench, row: [])
+    assert serving.sequence().reason == "length"
+
+
+def test_values_that_do_not_fit_the_prompt_are_an_error() -> None:
+    assert unpack_logprobs(b"", 3) == []
+    with pytest.raises(ValueError, match="no log probabilities of 3 tokens"):
+        unpack_logprobs(b"x" * 24, 3)
 
 
 @pytest.mark.parametrize(
