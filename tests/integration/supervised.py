@@ -42,7 +42,7 @@ async def supervise(address: str, logs: Path, num_workers: int, behaviour: str, 
         client.FORK_TIMEOUT_S = 0.3
     command = None if nursery == "none" else [sys.executable, "-m", "supervised", "--nursery", nursery, address]
     runner = Runner(command_of, logs, ConsoleProgress(sys.stdout), NoHost, forkserver=command)
-    error = await runner.run(num_workers)
+    error = await runner.run(num_workers, "cpu")
     if error is not None:
         return print_error("swarm", error)
     return 130 if runner.was_interrupted_twice else 0

@@ -67,5 +67,5 @@ async def test_a_loss_costs_the_last_positions(
             assert got == expected
             (recovery,) = (await client.query("recoveries"))["recoveries"]
             assert recovery["warm"]
-            assert recovery["copied_layer_positions"] > NUM_REQUESTS * 4 * 256
+            assert recovery["copied_layer_positions"] >= NUM_REQUESTS * 4 * 256
             assert recovery["layer_positions"] < NUM_REQUESTS * 4 * 128
