@@ -75,6 +75,7 @@ class Cluster:
         self.routes = SimRoutes(self, schedule.hidden, schedule.elsewhere)
         self.specs = {spec.name: spec for spec in schedule.workers}
         self.workers: dict[str, WorkerNode] = {}  # the living processes, by incarnation
+        self._furthest: dict[int, int] = {}  # most positions that the stages have had of a sequence
         self.clients: dict[bytes, ClientNode] = {}
         self.readers: list[ReaderView] = []
         self.traps: list[WorkerTrap] = []
@@ -401,10 +402,13 @@ class Cluster:
 
     @property
     def progress(self) -> float:
-        """Number that grows with every token computed or taken, and with every end."""
+        """Number that grows with every token computed or taken, with every end, and with every position that is
+        computed for the first time: a long prompt takes a while in small chunks."""
         counters = self.counters
+        for sequence in self.broker.core.state.running:
+            self._furthest[sequence.id] = max(self._furthest.get(sequence.id, 0), sequence.kv)
         ends = sum(counters.get(f"sequences_{how}", 0) for how in ("stop", "length", "cancelled", "failed"))
-        return counters.get("tokens", 0) + ends + self.audit.num_delivered
+        return counters.get("tokens", 0) + ends + self.audit.num_delivered + sum(self._furthest.values())
 
     @property
     def has_recovered(self) -> bool:

@@ -67,6 +67,7 @@ class Swarm:
 
     def __init__(self, then: str) -> None:
         self.stream = Stream(then)
+        self.body_threads = None  # for long answers only
 
     async def prepare(self, request: CompletionRequest, served: Any) -> PreparedRequest:
         return PreparedRequest(request, PROMPT, request.params, served)

@@ -402,7 +402,7 @@ def test_sabotage_is_noticed(
         # with proposals, I17 notices these first
         monkeypatch.setattr("swarm.sim.schedules.variations.SPECULATES", 0.0)
     # a long answer to a slow reader, a request that fits nowhere, a full cache, a rebuild without a fault
-    rare = {overrun_the_window: 135, never_give_up: 95, give_way_for_ever: 50, trust_without_inventory: 120}
+    rare = {overrun_the_window: 135, never_give_up: 95, give_way_for_ever: 93, trust_without_inventory: 120}
     noticed = first_failure(faults=faults, first_seed=rare.get(sabotage, 0))
     assert noticed.failure is not None
     assert noticed.failure.startswith(invariant) or noticed.failure.startswith(f"Violation: {invariant}")

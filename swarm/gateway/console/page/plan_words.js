@@ -24,7 +24,8 @@ const REMEDIES = [
     /open (ways|routes)|can't reach/, "Open the ports",
     "Allow worker.data_ports on the machines named, or the broker's own ports on its machine.",
   ],
-  [/more of \d+ workers|1 more worker|no worker|nobody/, "Add workers", "Join a worker, or start one elsewhere with swarm worker."],
+  [/more of \d+ workers|1 more worker|no worker|nobody/, "Add workers",
+    "Join a worker, or start one elsewhere with swarm worker."],
   [/quiet|load their layers|new plan/, "Wait a moment", "This passes by itself."],
 ];
 
