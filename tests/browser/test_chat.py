@@ -231,7 +231,7 @@ def test_nothing_is_stated_before_the_first_snapshot(console: Console) -> None:
 
 
 def test_no_lack_of_models_is_stated_before_the_gateway_has_answered(console: Console) -> None:
-    """The swarm is live and all of it well; what it serves is not yet known."""
+    """The swarm is live and its stages are shown; what it serves is not yet known."""
     page = console.page
 
     def hold(_: Route) -> None:
