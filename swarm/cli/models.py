@@ -49,7 +49,7 @@ def pull(
         progress.set_status(f"looking up {model}")
         location = locate_model(model, progress.set_status)
         checkpoint = Checkpoint.at(location)
-        check_served(location.folder, checkpoint.architecture)
+        check_served(location.folder)
         checkpoint.fetch(_all_names(checkpoint), _show_progress(progress), progress.print_line)
     finally:
         progress.clear_status()
@@ -158,7 +158,7 @@ def _check(model: str) -> str:
     # This imports torch: what can be refused without it is refused by now.
     from swarm.stage.model.build import check_served
 
-    check_served(folder, architecture)
+    check_served(folder)
     return architecture
 
 
@@ -211,7 +211,7 @@ def _describe(name: str, locate: Callable[[], ModelLocation]) -> StoredModel:
     missing = sum(checkpoint.missing(_all_names(checkpoint)).values())
     problem = ""
     try:
-        check_served(location.folder, checkpoint.architecture)
+        check_served(location.folder)
     except ModelError as error:
         problem = str(error)
     return StoredModel(name, checkpoint.num_bytes, missing, ", ".join(formats), problem)

@@ -90,8 +90,7 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class Completion:
     """A finished request. ``text``, ``tokens`` and the other properties belong to its first choice. ``vector``: the
-    answer of a request for a vector, as the last stage computed it.
-    """
+    answer of a request for a vector, as the last stage computed it."""
 
     request_id: str
     choices: tuple[Choice, ...]

@@ -43,7 +43,6 @@ class RequestCall:
     _assemblers: dict[int, PieceAssembler] = field(default_factory=dict)  # by the number of the continuation
     _finished: dict[int, Finished] = field(default_factory=dict)
     _mailbox: Mailbox | None = None  # None before the start
-    _prompt_logprobs: bytes = b""  # read from the end of the first continuation
 
     @property
     def is_done(self) -> bool:
@@ -101,8 +100,6 @@ class RequestCall:
 
     def _on_end(self, update: EndContinuation, assembler: PieceAssembler) -> list[Piece]:
         self._finished[update.index] = update.finished
-        if update.index == 0 and self.submit.params.prompt_logprobs is not None:
-            self._prompt_logprobs = update.finished.prompt_logprobs or b""
         pieces = assembler.finish(update.finished.reason)
         if self.is_done:
             self.leave()
@@ -122,8 +119,9 @@ class RequestCall:
         )
         first = self._finished[0]
         usage = Usage(first.num_prompt, sum(len(choice.tokens) for choice in choices), first.num_cached)
-        seed, logprobs = self.submit.seed, self._prompt_logprobs
-        return Completion(self.submit.request_id, choices, usage, seed, first.vector, logprobs)
+        return Completion(
+            self.submit.request_id, choices, usage, self.submit.seed, first.vector, first.prompt_logprobs or b""
+        )
 
     def _make_choice(self, index: int, pieces: list[Piece]) -> Choice:
         counted = [piece for piece in pieces if piece.token is not None]

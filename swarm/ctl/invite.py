@@ -110,20 +110,22 @@ def _worker_flags(device: str, memory_limit: str) -> str:
     """Return the options for the worker's command line. Raises BadParameter if a value is wrong."""
     if memory_limit:
         read_size(memory_limit)
-    flags = f" --device {check_device(device)}" if device else ""
-    return flags + (f" --memory-limit {memory_limit.replace(' ', '')}" if memory_limit else "")
+    return (f" --device {check_device(device)}" if device else "") + _limit_flag(memory_limit)
+
+
+def _limit_flag(memory_limit: str) -> str:
+    return f" --memory-limit {memory_limit.replace(' ', '')}" if memory_limit else ""
 
 
 def _describe_unit(device: str, memory_limit: str) -> str:
     """Return the command that installs such a worker's unit, and the unit's setting for the device."""
     gpu = " --gpu" if device.startswith("cuda") or device == "auto" else ""
-    limit = f" --memory-limit {memory_limit.replace(' ', '')}" if memory_limit else ""
     edit = (
         f", then systemctl edit swarm-worker@NAME: [Service], Environment=SWARM_WORKER__DEVICE={device}"
         if device
         else ""
     )
-    return f"swarm systemd install{gpu}{limit}{edit}"
+    return f"swarm systemd install{gpu}{_limit_flag(memory_limit)}{edit}"
 
 
 def _parse_duration(text: str) -> float:

@@ -78,10 +78,12 @@ def port_of(url: str) -> int:
 def _split(url: str) -> tuple[str, int]:
     host, _, port = url.removeprefix("tcp://").rpartition("@")[2].rpartition(":")
     if not url.startswith("tcp://") or not host or not port.isdecimal():
-        raise ConfigError(
-            f"{url!r} is no broker's address: write it as tcp://HOST:PORT, for example tcp://127.0.0.1:5700"
-        )
+        raise _no_address(url)
     return host.strip("[]"), int(port)
+
+
+def _no_address(url: str) -> ConfigError:
+    return ConfigError(f"{url!r} is no broker's address: write it as tcp://HOST:PORT, for example tcp://127.0.0.1:5700")
 
 
 def with_port(place: str, port: int) -> str:
@@ -97,7 +99,5 @@ def control_endpoint(url: str) -> str:
     scheme, _, rest = url.partition("://")
     host, _, port = rest.rpartition(":")
     if scheme != "tcp" or not port.isdecimal():
-        raise ConfigError(
-            f"{url!r} is no broker's address: write it as tcp://HOST:PORT, for example tcp://127.0.0.1:5700"
-        )
+        raise _no_address(url)
     return f"tcp://{host}:{int(port) + 1}"

@@ -62,8 +62,8 @@ class TokenCollector:
         last_at: dict[Sequence, float | None] = {}  # time of the last token before these
         ends: dict[Sequence, FinishReason] = {}
         for item in sampled:
-            sequence = self._state.sequences.get(item.sequence)
-            if sequence is None or sequence.state is SequenceState.ENDED:
+            sequence = self._find_unended(item.sequence)
+            if sequence is None:
                 self._state.count("late_tokens")
                 continue
             if sequence in ends:  # tokens behind the end of an answer were drawn by chance
@@ -100,8 +100,8 @@ class TokenCollector:
         """End the sequences whose vectors a step has returned. A vector is always computed from the whole prompt, so a
         sequence that was preempted meanwhile takes it, too."""
         for item in vectors:
-            sequence = self._state.sequences.get(item.sequence)
-            if sequence is None or sequence.state is SequenceState.ENDED:
+            sequence = self._find_unended(item.sequence)
+            if sequence is None:
                 self._state.count("late_vectors")
                 continue
             kind, manifest = sequence.request.submit.params.vector, self._state.manifest
@@ -118,8 +118,8 @@ class TokenCollector:
         depend on the prompt alone, so those of an earlier residency count, too."""
         counts = {sequence.id: count for sequence, count in flight.sequences}
         for item in items:
-            sequence = self._state.sequences.get(item.sequence)
-            if sequence is None or sequence.state is SequenceState.ENDED:
+            sequence = self._find_unended(item.sequence)
+            if sequence is None:
                 self._state.count("late_prompt_logprobs")
                 continue
             alternatives, manifest = sequence.request.submit.params.prompt_logprobs, self._state.manifest
@@ -139,12 +139,14 @@ class TokenCollector:
         """End sequences without tokens whose prompt is computed, and fail those for which the last stage, ``worker``,
         has returned less than it must: no later step would return it."""
         for sequence_id, position in ((k.sequence, k.position) for k in reached):
-            sequence = self._state.sequences.get(sequence_id)
-            if sequence is None or sequence.state is SequenceState.ENDED:
+            sequence = self._find_unended(sequence_id)
+            if sequence is None:
                 continue
+            params, is_whole = sequence.request.submit.params, position == sequence.num_prompt
+            if params.max_answer and params.prompt_logprobs is None:
+                continue  # its answer is tokens only
             if sequence.residency != flight.residencies.get(sequence_id):
                 continue  # preempted since: its rows are computed again
-            params, is_whole = sequence.request.submit.params, position == sequence.num_prompt
             if sequence.lacks_prompt_logprobs and position > sequence.num_scored:
                 if any(sequence is other for each in self._state.in_flight.values() for other, _ in each.sequences):
                     continue  # its results may arrive in another order
@@ -153,6 +155,10 @@ class TokenCollector:
                 self._fail_unanswered(sequence, f"{worker} returned no vector of the model's size", now)
             elif not params.max_answer and not sequence.lacks_prompt_logprobs and params.vector is None:
                 self._on_end(sequence, "length", now)
+
+    def _find_unended(self, sequence_id: int) -> Sequence | None:
+        sequence = self._state.sequences.get(sequence_id)
+        return None if sequence is None or sequence.state is SequenceState.ENDED else sequence
 
     def _fail_unanswered(self, sequence: Sequence, problem: str, now: float) -> None:
         self._state.count("unanswered")

@@ -117,6 +117,11 @@ class Sequence:
         )
 
     @property
+    def has_scored_prompt(self) -> bool:
+        """Whether the request asks for log probabilities of its prompt, and the stages need not return any more."""
+        return self.request.submit.params.prompt_logprobs is not None and not self.lacks_prompt_logprobs
+
+    @property
     def starts_from_nothing(self) -> bool:
         """Whether it must be computed from position 0 on when it starts: what the last stage returns needs each
         position."""
@@ -289,7 +294,7 @@ class Sequence:
         self._allow("drop_kv")
         self._restart_from(0)
         self.truncate = True
-        if self.request.submit.params.prompt_logprobs is not None and not self.lacks_prompt_logprobs:
+        if self.has_scored_prompt:
             self.is_open_in_stages = False  # opened again without: the stages would return them with each token
 
     def redraw_last(self) -> None:

@@ -465,7 +465,7 @@ def _build(
 def build_open(sequence: Sequence) -> Open:
     """Return the ``Open`` record that stages need before the sequence's first row."""
     params = sequence.request.submit.params
-    if params.prompt_logprobs is not None and not sequence.lacks_prompt_logprobs:
+    if sequence.has_scored_prompt:
         params = replace(params, prompt_logprobs=None)
     return Open(
         sequence.id,

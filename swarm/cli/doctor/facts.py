@@ -299,7 +299,7 @@ def inspect_model(name: str | None) -> ModelFacts | None:
                 from swarm.stage.model.build import check_served
 
                 is_refused = True
-                check_served(location.folder, checkpoint.architecture)
+                check_served(location.folder)
         return ModelFacts(path, checkpoint.num_bytes, digest=digest, missing_bytes=missing)
     except ModelError as error:
         return ModelFacts(path, error=str(error), is_refused=is_refused)

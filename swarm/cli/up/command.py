@@ -185,10 +185,8 @@ def up(
             settings, config, models[0].location, directory, workers, shares[0], verbose, addresses, draft_path, others
         )
         has_http = not no_http and not no_gateway
-        swarms = [
-            RecordedSwarm(each.name, commands.url_at(ports.start + number * num_ports))
-            for number, each in enumerate(models)
-        ]
+        all_ports = (ports.start, *(other.port for other in others))
+        swarms = [RecordedSwarm(each.name, commands.url_at(port)) for each, port in zip(models, all_ports, strict=True)]
         observe = (
             ignore_report
             if is_child

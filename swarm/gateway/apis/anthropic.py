@@ -23,7 +23,7 @@ from swarm.gateway.apis.bodies import (
     to_sampling_params,
 )
 from swarm.gateway.apis.chat import parse_tools
-from swarm.gateway.apis.reasoning import ConversationBody, to_reasoning_options
+from swarm.gateway.apis.reasoning import ConversationBody, read_thinking, to_reasoning_options
 from swarm.gateway.apis.writer import Json
 from swarm.gateway.completion.served_model import ServedModel
 from swarm.gateway.completion.service import REST_OF_CONTEXT
@@ -46,7 +46,7 @@ IGNORED_FIELDS = frozenset({
     "speed",
 })  # fmt: skip
 
-THINKING_TYPES = ("disabled", "enabled", "adaptive", "between_tools")
+_SWITCHES = {"disabled": False, "enabled": True, "adaptive": True, "between_tools": True}  # types of thinking
 
 
 class CountBody(ConversationBody):
@@ -140,14 +140,9 @@ def _is_prefilled(messages: Sequence[Json]) -> bool:
 
 
 def _reasoning_options(body: CountBody) -> ReasoningOptions:
-    thinking = body.thinking or {}
-    kind = thinking.get("type")
-    return to_reasoning_options(
-        body,
-        ("output_config.effort", (body.output_config or {}).get("effort")),
-        enabled=None if kind is None else kind != "disabled",
-        budget=("thinking.budget_tokens", thinking.get("budget_tokens") if kind == "enabled" else None),
-    )
+    enabled, budget = (None, ("", None)) if body.thinking is None else read_thinking(body.thinking, _SWITCHES)
+    effort = ("output_config.effort", (body.output_config or {}).get("effort"))
+    return to_reasoning_options(body, effort, enabled=enabled, budget=budget)
 
 
 def _check_fields(body: CountBody, served: ServedModel) -> None:
@@ -156,8 +151,6 @@ def _check_fields(body: CountBody, served: ServedModel) -> None:
     check_extra(body, served, IGNORED_FIELDS)
     if body.hops:
         raise unsupported_field("hops", "/v1/chat/completions and /v1/completions report them")
-    if body.thinking is not None and body.thinking.get("type") not in THINKING_TYPES:
-        raise invalid_field("thinking.type", f"must be one of {', '.join(THINKING_TYPES)}")
     served.check_name(body.model)
 
 

@@ -13,7 +13,7 @@ from swarm.gateway.errors import invalid_field, unsupported_field
 from swarm.gateway.reasoning.switches import EFFORTS
 
 MAX_BUDGET = 1_000_000  # tokens
-THINKING_TYPES = ("enabled", "disabled", "auto", "adaptive")
+_SWITCHES = {"enabled": True, "disabled": False, "auto": None, "adaptive": None}  # types of other servers' thinking
 _BUDGETS = ("thinking_budget", "max_reasoning_tokens", "thinking_token_budget")  # the same, as servers name it
 
 
@@ -48,17 +48,15 @@ def check_budget(field: str, value: object) -> int:
     return value
 
 
-def _read_thinking(thinking: bool | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the fields of ``reasoning`` that say the same."""
-    if thinking is None or isinstance(thinking, bool):
-        return {"enabled": thinking}
+def read_thinking(
+    thinking: Mapping[str, Any], switches: Mapping[str, bool | None]
+) -> tuple[bool | None, tuple[str, object]]:
+    """Return whether to think (None: as the template does by itself), and the budget, by name and value, of an object
+    with ``type`` and ``budget_tokens``. ``switches``: the types. Raises ApiError."""
     kind = thinking.get("type")
-    if kind not in THINKING_TYPES:
-        raise invalid_field("thinking.type", f"must be one of {', '.join(THINKING_TYPES)}, not {kind!r}")
-    budget = thinking.get("budget_tokens") if kind == "enabled" else None
-    if budget is not None:
-        check_budget("thinking.budget_tokens", budget)
-    return {"enabled": {"enabled": True, "disabled": False}.get(kind), "max_tokens": budget}
+    if not isinstance(kind, str) or kind not in switches:
+        raise invalid_field("thinking.type", f"must be one of {', '.join(switches)}")
+    return switches[kind], ("thinking.budget_tokens", thinking.get("budget_tokens") if kind == "enabled" else None)
 
 
 def chat_options(
@@ -69,7 +67,7 @@ def chat_options(
 ) -> ReasoningOptions:
     """Return the options of a chat body: OpenAI's effort, or an object with more (``reasoning``), or what other servers
     take (``thinking``: a switch, or ``type`` and ``budget_tokens``). Raises ApiError."""
-    given = {**_read_thinking(thinking), **(reasoning or {})}
+    given = reasoning or {}
     for name, value in given.items():
         if name not in ("effort", "max_tokens", "enabled") and value:
             raise unsupported_field(f"reasoning.{name}")
@@ -77,4 +75,11 @@ def chat_options(
     if enabled is not None and not isinstance(enabled, bool):
         raise invalid_field("reasoning.enabled", f"must be true or false, not {enabled!r}")
     named = ("reasoning_effort", effort) if effort is not None else ("reasoning.effort", given.get("effort"))
-    return to_reasoning_options(body, named, enabled=enabled, budget=("reasoning.max_tokens", given.get("max_tokens")))
+    budget: tuple[str, object] = ("reasoning.max_tokens", given.get("max_tokens"))
+    if isinstance(thinking, bool):
+        enabled = thinking if enabled is None else enabled
+    elif thinking is not None:
+        switch, other = read_thinking(thinking, _SWITCHES)
+        enabled = switch if enabled is None else enabled
+        budget = other if budget[1] is None else budget
+    return to_reasoning_options(body, named, enabled=enabled, budget=budget)

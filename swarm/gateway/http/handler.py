@@ -169,13 +169,12 @@ class CompletionHandler:
             if orders:
                 await asyncio.sleep(0)  # other tasks get their turn between the prompts of a long list
             orders.append(await self._service.prepare(request, served))
-        scored = [order for order in orders if order.params.prompt_logprobs is not None]
-        vocab_size = served.manifest.vocab_size
-        num_bytes = sum(
-            (len(order.ids) - 1) * order.params.n * row_bytes(order.params.prompt_logprobs or 0, vocab_size)
-            for order in scored
+        num_scored_bytes = sum(
+            (len(order.ids) - 1) * order.params.n * row_bytes(alternatives, served.manifest.vocab_size)
+            for order in orders
+            if (alternatives := order.params.prompt_logprobs) is not None
         )
-        if num_bytes > MAX_SCORED_BYTES:
+        if num_scored_bytes > MAX_SCORED_BYTES:
             text = "asks for too many log probabilities of prompts at a time: send fewer prompts, or smaller logprobs"
             raise invalid_field("logprobs", text)
         return orders

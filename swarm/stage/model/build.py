@@ -30,7 +30,7 @@ from swarm.stage.matmul import experts, linears
 from swarm.stage.matmul.elementwise import AlignedActivation, is_activation
 from swarm.stage.matmul.raw_matmul import wrap_matrices
 from swarm.stage.model import program, recipes
-from swarm.stage.model.checkpoint import Checkpoint, HeadKind
+from swarm.stage.model.checkpoint import Checkpoint, HeadKind, is_classifier, read_architecture
 from swarm.stage.model.configuration import check_config, read_config
 from swarm.stage.model.conversion import ConvertedSource, FolderSource, ModelSource, WeightSource
 from swarm.stage.model.gguf_source import GgufSource
@@ -158,9 +158,9 @@ def import_family(folder: Path) -> None:
     get_model_conversion_mapping(_build_model(read_config(folder)))
 
 
-def check_served(folder: Path, architecture: str) -> None:
+def check_served(folder: Path) -> None:
     """Raise ``ModelError`` if this version can't serve a model with this configuration, whatever its weights."""
-    head: HeadKind = "scores" if architecture.endswith("ForSequenceClassification") else "vocabulary"
+    head: HeadKind = "scores" if is_classifier(read_architecture(folder)) else "vocabulary"
     ModelSkeleton(read_config(folder), torch.device("cpu"), torch.float32, head=head)
 
 

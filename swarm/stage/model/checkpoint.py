@@ -164,7 +164,7 @@ class Checkpoint:
     def head(self) -> HeadKind:
         """The kind of the model's head. An encoder's architecture, such as ``MistralModel``, may lack one; a tied head
         is not stored, but there."""
-        if self.architecture.endswith("ForSequenceClassification"):
+        if is_classifier(self.architecture):
             return "scores"
         is_base = self.architecture.endswith("Model") and self.text_config.get("tie_word_embeddings") is False
         return "none" if is_base and not any(map(HEAD.search, (*self.tensors, *self.quantized))) else "vocabulary"
@@ -316,6 +316,10 @@ class Checkpoint:
             if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most:
                 return value
         raise ModelError(f"{self.folder / 'config.json'} has no usable {names[0]}; is this a language model's folder?")
+
+
+def is_classifier(architecture: str) -> bool:
+    return architecture.endswith("ForSequenceClassification")
 
 
 def read_architecture(folder: Path) -> str:

@@ -9,13 +9,11 @@ from swarm.broker.state import Sequence
 from swarm.sim.run import run
 from swarm.testing import FakeExecutor
 from swarm.wire.messages import Row
-
-schedules = pytest.mark.schedules
-NUM = 20
+from tests.unit.sim.groups import NUM, in_groups, with_and_without_disks
 
 
-@pytest.mark.parametrize("first_seed", [0, *(pytest.param(first, marks=schedules) for first in (20, 40, 60, 80))])
-@pytest.mark.parametrize("spills", [False, pytest.param(True, marks=schedules)])
+@in_groups
+@with_and_without_disks
 def test_accidents_beside_vectors(first_seed: int, spills: bool) -> None:
     """In most schedules some are computed although workers, connections and brokers are lost."""
     played = [run(seed, answers=True, spills=spills) for seed in range(first_seed, first_seed + NUM)]

@@ -8,12 +8,12 @@ from swarm.broker.state.restores import RestoreState
 from swarm.sim.actors import spill_shell
 from swarm.sim.run import run
 from swarm.stage import kv_spill
+from tests.unit.sim.groups import NUM, in_groups
 
 schedules = pytest.mark.schedules
-NUM = 20
 
 
-@pytest.mark.parametrize("first_seed", [0, *(pytest.param(first, marks=schedules) for first in (20, 40, 60, 80))])
+@in_groups
 def test_accidents_with_disks(first_seed: int) -> None:
     """Every request reaches its one right end, and in many schedules positions are read."""
     played = [run(seed, spills=True) for seed in range(first_seed, first_seed + NUM)]
