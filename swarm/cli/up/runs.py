@@ -159,10 +159,10 @@ class RunRecorder:
         self._is_logged = is_logged
         self._has_workers = has_workers
         self._awaited = {"serving", "http"} if has_http else {"serving"}
-        if not is_logged:  # otherwise ``redirect_output`` has prepared the folder
-            with suppress(OSError):  # a read-only home directory
-                private_files.make_private_directory(runs_folder())
-                remove_old()
+        with suppress(OSError):  # a read-only home directory
+            private_files.make_private_directory(runs_folder())
+            remove_old()
+            if not is_logged:
                 self._log.path.unlink(missing_ok=True)
         self._write()
 
