@@ -13,7 +13,7 @@ import typer
 
 from swarm.cli.meta.packages import require_packages
 from swarm.cli.options import JsonOption
-from swarm.cli.output import EXIT_FAILED, ConsoleProgress, format_bytes, print_json
+from swarm.cli.output import EXIT_FAILED, ConsoleProgress, format_bytes, print_json, print_table
 from swarm.errors import InvalidRequest, ModelError
 
 if TYPE_CHECKING:
@@ -108,14 +108,12 @@ def models(context: typer.Context) -> None:
 @app.command("list", short_help="List the models in the hub's cache.", epilog="Example: swarm models list")
 def list_models(as_json: JsonOption = False) -> None:
     """List the models in the hub's cache: their weights on this machine, and whether this version serves them."""
-    from swarm.cli.up.summary import align
-
     require_packages("worker")
     models = list(_find_stored())
     if as_json:
         print_json([asdict(model) for model in models])
     else:
-        print("\n".join(align([("model", "size", "weights", "served"), *(model.row() for model in models)])))
+        print_table(("model", "size", "weights", "served"), [model.row() for model in models], optional=("weights",))
 
 
 @app.command("check", short_help="Check whether a model can be served.", epilog="Example: swarm models check DIR")

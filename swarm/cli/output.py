@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 import typer
@@ -129,6 +129,20 @@ def make_console() -> Console:
     from swarm.screen import ReportConsole
 
     return ReportConsole(highlight=False, width=window_width() or _FILE_WIDTH)
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, optional: Sequence[str] = ()) -> None:
+    """Print rows as a table that fits the window. ``optional``: columns that may be omitted, the first one first."""
+    from rich.text import Text
+
+    from swarm.screen import ReportTable
+
+    table = ReportTable(optional=optional, box=None, pad_edge=False, header_style="")
+    for heading in headings:
+        table.add_column(Text(heading), overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    make_console().print(table)
 
 
 def window_width() -> int | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from swarm.cli.options import JsonOption
-from swarm.cli.output import print_json, print_json_line
+from swarm.cli.output import print_json, print_json_line, print_table
 from swarm.errors import ClientError, SwarmError
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _ASK_S = 2.0  # for a broker on this machine
 _STOP_S = 15.0  # longer than a supervisor's own limits
 _FOLLOW_S = 0.2
+_SHOWN = ("name", "state", "workers", "url")
 
 NameArgument = Annotated[
     str | None,
@@ -33,7 +34,6 @@ NameArgument = Annotated[
 def ps(as_json: JsonOption = False) -> None:
     """List the swarms that swarm up runs on this machine for this user, with their state."""
     from swarm.cli.up.runs import read_runs
-    from swarm.cli.up.summary import align
 
     rows = asyncio.run(_describe_all([run for run in read_runs() if run.is_alive]))
     if as_json:
@@ -42,16 +42,8 @@ def ps(as_json: JsonOption = False) -> None:
     if not rows:
         print("no swarm up runs; start one with: swarm up --detach", file=sys.stderr)
         return
-    table: list[tuple[str, ...]] = [("name", "state", "workers", "url", "http", "since")]
-    table += [
-        (
-            *(str(row[key]) for key in ("name", "state", "workers", "url")),
-            str(row["http"] or "–"),
-            _format_time(row["since"]),
-        )
-        for row in rows
-    ]
-    print("\n".join(align(table)))
+    texts = [[*(str(row[key]) for key in _SHOWN), str(row["http"] or "–"), _format_time(row["since"])] for row in rows]
+    print_table((*_SHOWN, "http", "since"), texts, optional=("since", "url"))
 
 
 def _format_time(since: float) -> str:
