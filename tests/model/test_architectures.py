@@ -191,13 +191,13 @@ def test_greedy_tokens_equal_generate(kind: str, folders: Any) -> None:
 @pytest.mark.parametrize("kind", ["llama", "gpt_oss"])
 def test_dtypes_of_checkpoints(kind: str, stored: str, folders: Any) -> None:
     """Stored in any of the three, a model runs in what ``auto`` picks (float16 is computed in float32 on a CPU), and in
-    each of the others. Logits are near those of the stored weights in float32 (on the average: a row may take another
+    each that a CPU computes. Logits are near those of the stored weights in float32 (on the average: a row may take another
     expert), and have the same bits in chunks."""
     folder = folders(kind, getattr(torch, stored))
     with torch.inference_mode():
         expected = load_whole(folder)(torch.tensor([TOKENS]), use_cache=False).logits[0]
     good = stored == "float32" or (stored == "bfloat16" and is_efficient(torch.device("cpu"), torch.bfloat16))
-    for dtype, off in (("auto", None), ("float32", 1e-5), ("bfloat16", 0.2), ("float16", 0.05)):
+    for dtype, off in (("auto", None), ("float32", 1e-5), ("bfloat16", 0.2)):
         pipeline = Cutter().cut(folder, (0, 2, 6), dtype)
         (runs_in,) = {stage.dtype for stage in pipeline.stages}
         assert runs_in == ((stored if good else "float32") if dtype == "auto" else dtype)
@@ -206,6 +206,8 @@ def test_dtypes_of_checkpoints(kind: str, stored: str, folders: Any) -> None:
             assert float((actual.float() - expected).abs().mean() / expected.abs().mean()) < off, dtype
         pipeline.open(1)
         assert torch.equal(pipeline.logits((1, 0, TOKENS))[0], actual), dtype
+    with pytest.raises(ModelError, match="device cpu can't compute in float16"):
+        Cutter().cut(folder, (0, 2, 6), "float16")
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("llama", "float32"), ("llama", "bfloat16"), ("mixtral", "float32")])
