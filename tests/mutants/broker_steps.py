@@ -328,7 +328,7 @@ MUTANTS = (
         target="swarm.broker.speculation.drafts:Drafts._send",
         old="wish.held.num_sent = wish.held.sequence.sampled",
         new="wish.held.num_sent = wish.held.sequence.sampled + 1",
-        caught_by="tests/unit/sim/test_drafts.py::test_accidents_beside_a_draft_model",
+        caught_by="tests/unit/sim/test_drafts.py::test_accidents_beside_a_draft_model[False-0]",
     ),
     Mutant(
         name="dropped-drafts-never-return",
