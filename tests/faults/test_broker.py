@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm import AsyncClient
+from swarm import AsyncClient, failpoints
 from swarm.broker.actions import WriteEpoch
 from swarm.broker.journal.database import FILE, VERSION
 from swarm.broker.journal.disk import RESERVE_BYTES, RESERVE_FILE
@@ -202,11 +202,16 @@ def test_a_directory_that_can_not_be_written(swarm: Swarm, tmp_path: Path) -> No
     assert "can't be written" in said
 
 
+def _slow_swarm(model: Path, logs: Path, zygote: Zygote, disk: Path) -> Swarm:
+    """Answers last longer than a disk takes to be filled."""
+    return Swarm(model, logs, zygote, {failpoints.VARIABLE: "step.computes=stall:0.02@1+"}, disk / "state")
+
+
 @needs_root
 async def test_a_full_disk(model: Path, zygote: Zygote, tmp_path: Path, expected: Answers) -> None:
     """New requests are refused with the reason, those that run go on to their right end; with room again, all is as
     before, and what was held back is written."""
-    with small_disk(tmp_path / "disk") as disk, Swarm(model, tmp_path, zygote, state=disk / "state") as swarm:
+    with small_disk(tmp_path / "disk") as disk, _slow_swarm(model, tmp_path, zygote, disk) as swarm:
         swarm.start(1)
         async with AsyncClient(swarm.url, connect_timeout_s=60.0) as client:
             await swarm.until_serving(client, 1)
@@ -226,7 +231,7 @@ async def test_a_full_disk(model: Path, zygote: Zygote, tmp_path: Path, expected
 @needs_root
 async def test_a_death_while_the_disk_is_full(model: Path, zygote: Zygote, tmp_path: Path, expected: Answers) -> None:
     """Room is set aside for epochs: the answers under way don't wait for the disk."""
-    with small_disk(tmp_path / "disk", "6m") as disk, Swarm(model, tmp_path, zygote, state=disk / "state") as swarm:
+    with small_disk(tmp_path / "disk", "6m") as disk, _slow_swarm(model, tmp_path, zygote, disk) as swarm:
         swarm.start(3)
         async with AsyncClient(swarm.url, connect_timeout_s=60.0) as client:
             await swarm.until_serving(client, 3)
@@ -248,7 +253,7 @@ async def test_the_broker_dies_while_the_disk_is_full(
 ) -> None:
     """The next one opens the journal on what was set aside; what ran goes on to its right end, with room or without,
     and so for a worker's death on top of it."""
-    with small_disk(tmp_path / "disk", "6m") as disk, Swarm(model, tmp_path, zygote, state=disk / "state") as swarm:
+    with small_disk(tmp_path / "disk", "6m") as disk, _slow_swarm(model, tmp_path, zygote, disk) as swarm:
         swarm.start(3)
         async with AsyncClient(swarm.url, connect_timeout_s=60.0, reconnect_timeout_s=60.0) as client:
             await swarm.until_serving(client, 3)

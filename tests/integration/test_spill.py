@@ -113,7 +113,8 @@ async def test_another_cut_finds_what_it_needs(random_llama: Path, zygote: Zygot
 
 async def test_a_request_in_flight_goes_on(random_llama: Path, zygote: Zygote, tmp_path: Path) -> None:
     """From the journal and the disk: its prompt is read, and only what was not written is computed again."""
-    with Spilling(random_llama, tmp_path, zygote, SWARM_STATE_DIR=str(tmp_path / "state")) as swarm:
+    slow = {"SWARM_FAILPOINTS": "step.computes=stall:0.03@1+"}  # the answer lasts until its prompt is written
+    with Spilling(random_llama, tmp_path, zygote, SWARM_STATE_DIR=str(tmp_path / "state"), **slow) as swarm:
         swarm.start(1)
         async with AsyncClient(swarm.url, connect_timeout_s=60) as client:
             await swarm.until_serving(client, 1)
