@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -137,7 +138,15 @@ def _build_model(config: Any, head: HeadKind = "vocabulary") -> Any:
             model = kind.from_config(
                 config, dtype=torch.float32, attn_implementation=attention.NAME, trust_remote_code=False
             )
-    except (ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        ImportError,
+        AssertionError,
+        StrictDataclassError,
+    ) as error:
         raise ModelError(f"{type(config).__name__}: transformers can't build this model ({_shorten(error)})") from None
     if not model._supports_attention_backend:
         raise ModelError(f"{type(model).__name__} has no pluggable attention in transformers, so it can't be served")
