@@ -276,9 +276,13 @@ class WeightLoader:
         return self._build_linear(read.matrix("weight", part.weight), bias)
 
     def _build_linear(self, matrix: Matrix, bias: torch.Tensor | None) -> nn.Module:
+        skeleton = self._skeleton
         if isinstance(matrix, QuantizedWeight):
-            return make_linear(matrix, bias, self._skeleton.rows)
-        return linears.build_linear(self._skeleton.kernel, matrix, bias)
+            module: nn.Module = make_linear(matrix, bias, skeleton.rows)
+        else:
+            module = linears.build_linear(skeleton.kernel, matrix, bias)
+        module.weight = torch.empty(0, dtype=skeleton.dtype, device=skeleton.device)  # models read its dtype
+        return module
 
     def _read_own(self, path: str, part: nn.Module) -> None:
         for leaf, parameter in list(part.named_parameters(recurse=False)):

@@ -23,7 +23,7 @@ class RopeTable(nn.Module):
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
-        self.inner = inner
+        self.inner, self.config = inner, getattr(inner, "config", None)  # models read the configuration
         self._tables: dict[tuple[object, ...], tuple[torch.Tensor, ...]] = {}
 
     def forward(self, like: torch.Tensor, position_ids: torch.Tensor, *which: object) -> tuple[torch.Tensor, ...]:
