@@ -29,6 +29,7 @@ from swarm.stage.attention.arena import KvArena
 from swarm.stage.engine.forward import copy_to_array, run_batch
 from swarm.stage.executor import Batch
 from swarm.stage.model.build import DTYPES, ModelSkeleton, Stage, WeightLoader, find_parts
+from swarm.stage.model.configuration import fix_rope
 from swarm.stage.model.conversion import transposed_names
 from swarm.stage.model.weight_formats import PLAIN, WeightFormats
 from swarm.stage.native import shared_cache
@@ -291,8 +292,10 @@ def _generator() -> torch.Generator:
 def _random_model(config: Any) -> Any:
     """Return a model with random weights of high entropy: a model that repeats itself would hide errors."""
     generator = _generator()
+    # Falcon's own attention adds its position biases twice.
+    attention = "sdpa" if config.model_type == "falcon" else "eager"
     model = AutoModelForCausalLM.from_config(
-        copy.deepcopy(config), dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
+        fix_rope(config), dtype=torch.float32, attn_implementation=attention, trust_remote_code=False
     )
     for parameter in model.parameters():
         offset = 1.0 if parameter.ndim == 1 else 0.0
