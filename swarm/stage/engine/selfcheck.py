@@ -10,7 +10,6 @@ of a second. The verdict is cached for the life of the process, and for workers 
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
 import math
@@ -301,7 +300,7 @@ def _cut_logits(
     stage and one step."""
     skeleton = ModelSkeleton(config, torch.device("cpu"), dtype, int8_rows=int8_rows)
     weights = WeightLoader(skeleton, source, lambda _: None)
-    lines = (0, 1, skeleton.num_layers - 1, skeleton.num_layers) if cut else (0, skeleton.num_layers)
+    lines = sorted({0, 1, skeleton.num_layers - 1, skeleton.num_layers}) if cut else (0, skeleton.num_layers)
     stages = [Stage(skeleton, LayerRange(*pair), {}, weights) for pair in itertools.pairwise(lines)]
     arenas = [KvArena(skeleton.device) for _ in stages]
     for arena in arenas:
