@@ -16,12 +16,14 @@ from swarm.errors import ModelError
 from swarm.params import SamplingParams
 from swarm.stage import native
 from swarm.stage.attention import function as attention
+from swarm.stage.attention import options
 from swarm.stage.engine import model_kernels, selfcheck
 from swarm.stage.engine.kernel_report import describe_kernels
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.matmul.linears import choose_kernel, is_efficient
 from swarm.stage.model.build import ModelSkeleton
 from swarm.stage.model.rope import RopeTable
+from swarm.stage.modules import attention as modules_attention
 from swarm.wire.messages import LayerRange
 from tests.model.cutting import Cutter, Pipeline, nothing, random_tokens
 from tests.model.float64 import truth_of
@@ -48,18 +50,24 @@ def test_refused(kind: str) -> None:
         selfcheck.check_cut(AutoConfig.for_model(kind))
 
 
+def _replace_options(monkeypatch: pytest.MonkeyPatch, make: Callable[..., Any]) -> None:
+    """Let attention by the model's modules and by ours make its options so."""
+    for module in (attention, modules_attention):
+        monkeypatch.setattr(module, "AttentionOptions", make)
+
+
 @pytest.mark.parametrize(
     ("kind", "what"), [("gpt_oss", "sinks"), ("gemma2", "softcap"), ("mistral", "window"), ("gemma3_text", "window")]
 )
 def test_the_check_notices(kind: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: attention that leaves out sinks, soft cap or window is refused by the check."""
-    right = attention.AttentionOptions
+    right = options.AttentionOptions
 
     def partial(scale: float, window: Any, softcap: Any, sinks: Any) -> Any:
         given = {"window": window, "softcap": softcap, "sinks": sinks} | {what: None}
         return right(scale, given["window"], given["softcap"], given["sinks"])
 
-    monkeypatch.setattr(attention, "AttentionOptions", partial)
+    _replace_options(monkeypatch, partial)
     selfcheck._difference.cache_clear()
     with pytest.raises(ModelError, match="something else than whole"):
         selfcheck.check_cut(AutoConfig.for_model(kind))
@@ -149,13 +157,13 @@ def test_logits_equal_the_whole_models(kind: str, folders: Any) -> None:
 
 def _of_scores(**changes: Callable[[Any], Any]) -> Callable[[pytest.MonkeyPatch], None]:
     """Attention whose scores are treated otherwise than the model says."""
-    right = attention.AttentionOptions
+    right = options.AttentionOptions
 
     def wrong(scale: float, window: Any, softcap: Any, sinks: Any) -> Any:
         said = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
         return right(**said | {name: change(said[name]) for name, change in changes.items() if said[name] is not None})
 
-    return lambda monkeypatch: monkeypatch.setattr(attention, "AttentionOptions", wrong)
+    return lambda monkeypatch: _replace_options(monkeypatch, wrong)
 
 
 def _of_rotation(monkeypatch: pytest.MonkeyPatch) -> None:

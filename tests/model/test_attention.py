@@ -12,7 +12,7 @@ import torch
 from swarm.errors import IllegalMove
 from swarm.stage import native
 from swarm.stage.attention import function as attention
-from swarm.stage.attention import tiles
+from swarm.stage.attention import options, tiles
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import layout_spans
 from swarm.stage.attention.passes import ForwardPass, use_pass
@@ -79,7 +79,7 @@ def random_parts(heads: tuple[int, int, int], length: int, seed: int, dtype: tor
 def made(heads: tuple[int, int, int], dtype: torch.dtype, window: int | None, sinks: bool, **how: Any) -> object:
     column = torch.randn(heads[0], generator=torch.Generator().manual_seed(5)).to(dtype) if sinks else None
     slopes = 0.5 ** torch.arange(1, heads[0] + 1) if "slopes" in how else None
-    return attention.AttentionOptions(
+    return options.AttentionOptions(
         *(how.get("scale", heads[2] ** -0.5), window, how.get("softcap"), column, how.get("chunk"), slopes),
         rounded=how.get("rounded"),
     )
@@ -151,7 +151,7 @@ def test_rows(heads: tuple[int, int, int], how: str, dtype: torch.dtype) -> None
     assert float(off) < {torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
 
 
-def formula(mine: Tensors, how: attention.AttentionOptions) -> torch.Tensor:
+def formula(mine: Tensors, how: options.AttentionOptions) -> torch.Tensor:
     """What it should come to, in float64 and without any care for bits."""
     query, keys, values = (part.double().transpose(0, 1) for part in mine)
     fold = len(query) // len(keys)

@@ -18,7 +18,7 @@ alone.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,9 +29,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from swarm.errors import ModelError
 from swarm.stage.attention import native_attention
 from swarm.stage.attention.grid import CELL
+from swarm.stage.attention.options import AttentionOptions, Reach
 from swarm.stage.attention.passes import ForwardPass, current_pass
 from swarm.stage.attention.racks import LayerBuffer
-from swarm.stage.attention.tiles import AttentionPlan, Reach, TileGroup, plan_attention
+from swarm.stage.attention.tiles import AttentionPlan, TileGroup, plan_attention
 from swarm.stage.matmul import proofs
 from swarm.stage.matmul.elementwise import apply_aligned
 from swarm.stage.matmul.probe import Product, Proof, RowTile, prove, split_rows
@@ -88,25 +89,6 @@ def is_chunked(module: Any) -> bool:
     """Whether the module's layer attends to its own chunk only. transformers puts that into the mask alone."""
     kinds = getattr(getattr(module, "config", None), "layer_types", None) or ()
     return bool(module.layer_idx < len(kinds)) and kinds[module.layer_idx] == "chunked_attention"
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionOptions:
-    """Parameters of attention: what scores go through before they become weights."""
-
-    scale: float  # factor of the scores
-    window: int | None  # positions that a query sees; None: all
-    softcap: float | None  # bound of the scores, by tanh
-    sinks: torch.Tensor | None  # per query head, a score that takes weight and gives nothing
-    chunk: int | None = None  # a query sees only its own chunk of this length; None: all
-    slopes: torch.Tensor | None = None  # per query head, change of a score per position from query to key (ALiBi)
-    # Falcon's ALiBi: slopes count from position 0, position and product are rounded to bfloat16, and then scaled by
-    # this; None: not rounded.
-    rounded: float | None = None
-
-    @property
-    def reach(self) -> Reach:
-        return Reach(self.window, self.chunk)
 
 
 def attend_rows(

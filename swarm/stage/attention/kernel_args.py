@@ -11,7 +11,7 @@ from swarm.stage import native
 if TYPE_CHECKING:
     import torch
 
-    from swarm.stage.attention.function import AttentionOptions
+    from swarm.stage.attention.options import AttentionOptions
     from swarm.stage.attention.racks import LayerBuffer, Rack
     from swarm.wire.messages import LayerRange
 

@@ -18,7 +18,7 @@ from swarm.stage.attention.racks import Rack
 from swarm.stage.native import cores
 
 if TYPE_CHECKING:
-    from swarm.stage.attention.function import AttentionOptions
+    from swarm.stage.attention.options import AttentionOptions
 
 
 def supports(key: torch.Tensor) -> bool:

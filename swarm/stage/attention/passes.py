@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from swarm.stage.attention.arena import KvArena
     from swarm.stage.attention.grid import Span
     from swarm.stage.attention.kernel_args import RackBatch
-    from swarm.stage.attention.tiles import AttentionPlan, Reach
+    from swarm.stage.attention.options import Reach
+    from swarm.stage.attention.tiles import AttentionPlan
     from swarm.wire.messages import LayerRange
 
 

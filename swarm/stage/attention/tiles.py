@@ -8,32 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import CELL, GRID, Span, Tile
 from swarm.stage.attention.guesses import Guesses, mark_guesses
+from swarm.stage.attention.options import Reach
 from swarm.stage.attention.racks import Rack
 
 # Keys that one product takes, of all its sequences together, so that the kernel's packed operand stays in the caches.
 _MAX_KEYS = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """Which earlier positions queries see: a window's, or those of their own chunk; without either, all."""
-
-    window: int | None = None
-    chunk: int | None = None
-
-    def first(self, position: Any) -> Any:
-        """Return the first position that a query sees, which may be negative; takes tensors, too. It never falls from
-        one position to the next."""
-        if self.window is not None:
-            return position - self.window + 1
-        return position * 0 if self.chunk is None else position // self.chunk * self.chunk
 
 
 @dataclass(frozen=True, slots=True)

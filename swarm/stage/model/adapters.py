@@ -21,7 +21,8 @@ from transformers.activations import ACT2FN
 from transformers.integrations import moe
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from swarm.stage.attention.function import AttentionOptions, attend_rows, is_chunked
+from swarm.stage.attention.function import attend_rows, is_chunked
+from swarm.stage.attention.options import AttentionOptions
 from swarm.stage.attention.passes import current_pass
 from swarm.stage.matmul.elementwise import apply_aligned
 from swarm.stage.matmul.experts import mix_experts
