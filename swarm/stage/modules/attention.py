@@ -22,6 +22,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from swarm.stage import native
 from swarm.stage.attention import function as attention
+from swarm.stage.attention.options import AttentionOptions
 from swarm.stage.modules.matrices import JoinedProducts, make_joined, make_linear
 from swarm.stage.modules.mlps import load_linear
 from swarm.stage.modules.norms import NativeRmsNorm, replace_norm
@@ -109,7 +110,7 @@ class NativeAttention(NativeModule):
         """Copy the parameters of attention from the model's module."""
         kind = self._kind
         self.layer_idx = int(module.layer_idx)
-        self.options = attention.AttentionOptions(module.scaling, kind.window(module), kind.softcap(module), sinks)
+        self.options = AttentionOptions(module.scaling, kind.window(module), kind.softcap(module), sinks)
 
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], **_: object
