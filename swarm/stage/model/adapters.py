@@ -21,6 +21,7 @@ from transformers.activations import ACT2FN
 from transformers.integrations import moe
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
+from swarm.errors import ModelError
 from swarm.stage.attention.function import attend_rows, is_chunked
 from swarm.stage.attention.options import AttentionOptions
 from swarm.stage.attention.passes import current_pass
@@ -332,7 +333,7 @@ def _temperatures(num_steps: int, scale: float) -> torch.Tensor:
 
 def _prepare_llama4(self: Any, config: Any) -> None:
     if self.floor_scale != int(self.floor_scale):
-        raise ValueError(f"floor_scale {self.floor_scale} is no whole number")
+        raise ModelError(f"config.json has floor_scale {self.floor_scale}, which is no whole number; download it again")
     self.temperatures = _temperatures(config.max_position_embeddings // int(self.floor_scale) + 1, self.attn_scale)
 
 
