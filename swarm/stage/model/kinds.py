@@ -43,11 +43,8 @@ REFUSED = {
     "attention with an index of positions, which is not supported": (
         *("axk2", "deepseek_v32", "deepseek_v4", "dots3_note", "dots3_note_text", "glm_moe_dsa", "hy_v4"),
     ),
-    "attention in transformers that can't be replaced": (
-        *("biogpt", "bloom", "codegen", "cpmant", "ctrl", "falcon", "git", "gpt2", "gpt_bigcode", "gpt_neo"),
-        *("gpt_neox_japanese", "gptj", "mpt", "openai-gpt", "opt", "reformer", "stablelm", "xglm", "xlm", "xlnet"),
-    ),
-    "attention that is not supported": ("diffllama", "doge", "llama4", "llama4_text"),
+    "attention in transformers that can't be replaced": ("cpmant", "ctrl", "git", "reformer", "xlm", "xlnet"),
+    "attention that is not supported": ("diffllama", "doge"),
     "layers that need more than the layer before them": (
         *("blt", "gemma3n", "gemma3n_text", "hrm_text", "longcat_flash", "modernbert-decoder"),
     ),
