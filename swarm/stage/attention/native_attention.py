@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
@@ -13,7 +13,7 @@ from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import Span
 from swarm.stage.attention.kernel_args import NativeBatch, NativeOptions, NativeSpan, RackBatch, native_cache
 from swarm.stage.attention.passes import ForwardPass
-from swarm.stage.attention.racks import Rack
+from swarm.stage.attention.racks import LayerBuffer, Rack
 from swarm.stage.native import cores
 
 
@@ -33,8 +33,12 @@ def attend_native(
     window: int | None,
     softcap: float | None,
     sinks: torch.Tensor | None,
+    find_buffer: Callable[[Rack], LayerBuffer],
 ) -> torch.Tensor:
-    """Write keys and values, and attend. All tensors are ``[tokens, heads, size]``. Tokens of no sequence get zeros."""
+    """Write keys and values, and attend. All tensors are ``[tokens, heads, size]``. Tokens of no sequence get zeros.
+
+    ``find_buffer`` returns the layer's memory in a rack.
+    """
     library = native.library()
     assert library is not None, "the caller has checked supports()"
     if not query.dtype == key.dtype == value.dtype:
@@ -51,14 +55,11 @@ def attend_native(
         query.shape[1],
     )
     for rack_batch in rack_batches(forward_pass):
-        slab = forward_pass.arena.ensure_buffer(
-            rack_batch.rack, layer, key[:1].transpose(0, 1), value[:1].transpose(0, 1)
-        )
-        spans = rack_batch.spans
+        cache, spans = native_cache(find_buffer(rack_batch.rack), value.shape[2]), rack_batch.spans
         status = library.swarm_attend(
             spans,
             len(spans),
-            ctypes.byref(native_cache(slab)),
+            ctypes.byref(cache),
             ctypes.byref(batch),
             ctypes.byref(options),
             cores.num_threads(),
