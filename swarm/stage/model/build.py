@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -34,6 +35,7 @@ from swarm.stage.model.checkpoint import Checkpoint, HeadKind, is_classifier, re
 from swarm.stage.model.configuration import check_config, read_config
 from swarm.stage.model.conversion import ConvertedSource, FolderSource, ModelSource, WeightSource
 from swarm.stage.model.gguf_source import GgufSource
+from swarm.stage.model.kinds import check_folder
 from swarm.stage.model.portable_math import portable_math
 from swarm.stage.model.rope import RopeTable, is_rotary
 from swarm.stage.modules import families, fused, latents
@@ -138,7 +140,18 @@ def _build_model(config: Any, head: HeadKind = "vocabulary") -> Any:
             model = kind.from_config(
                 config, dtype=torch.float32, attn_implementation=attention.NAME, trust_remote_code=False
             )
-    except (ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        ImportError,
+        AssertionError,
+        StrictDataclassError,
+    ) as error:
+        if str(error).startswith("Unrecognized configuration class"):
+            what = "transformers has no model of this kind that continues a text, so it can't be served"
+            raise ModelError(f"{type(config).__name__}: {what}") from None
         raise ModelError(f"{type(config).__name__}: transformers can't build this model ({_shorten(error)})") from None
     if not model._supports_attention_backend:
         raise ModelError(f"{type(model).__name__} has no pluggable attention in transformers, so it can't be served")
@@ -161,6 +174,7 @@ def import_family(folder: Path) -> None:
 
 def check_served(folder: Path) -> None:
     """Raise ``ModelError`` if this version can't serve a model with this configuration, whatever its weights."""
+    check_folder(folder)
     head: HeadKind = "scores" if is_classifier(read_architecture(folder)) else "vocabulary"
     ModelSkeleton(read_config(folder), torch.device("cpu"), torch.float32, head=head)
 
@@ -271,9 +285,13 @@ class WeightLoader:
         return self._build_linear(read.matrix("weight", part.weight), bias)
 
     def _build_linear(self, matrix: Matrix, bias: torch.Tensor | None) -> nn.Module:
+        skeleton = self._skeleton
         if isinstance(matrix, QuantizedWeight):
-            return make_linear(matrix, bias, self._skeleton.rows)
-        return linears.build_linear(self._skeleton.kernel, matrix, bias)
+            module: nn.Module = make_linear(matrix, bias, skeleton.rows)
+        else:
+            module = linears.build_linear(skeleton.kernel, matrix, bias)
+        module.weight = torch.empty(0, dtype=skeleton.dtype, device=skeleton.device)  # models read its dtype
+        return module
 
     def _read_own(self, path: str, part: nn.Module) -> None:
         for leaf, parameter in list(part.named_parameters(recurse=False)):
