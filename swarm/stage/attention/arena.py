@@ -29,6 +29,7 @@ from swarm.stage.attention.layouts import choose_layouts
 from swarm.stage.attention.racks import KvShape, LayerBuffer, Rack, Region, new_buffer
 from swarm.stage.attention.shared_slots import SharedSlots, SlotMappings
 from swarm.stage.attention.sharing import can_share
+from swarm.stage.attention.states import StateStore
 from swarm.stage.attention.transfer import Slabs, count_numbers
 from swarm.wire.messages import LayerRange, Row
 
@@ -66,6 +67,7 @@ class KvArena:
         self._racks: list[Rack] = []
         self._used = 0  # positions that count as used, of all sequences, as if they shared nothing
         self._shared = SharedSlots()
+        self.states = StateStore(device)
         self.copied: Counter[int] = Counter()  # positions of copies, of all sequences, by layer
 
     def __len__(self) -> int:
@@ -279,6 +281,7 @@ class KvArena:
 
     def _clear(self, sequence: int, held: _StoredSequence) -> None:
         """Drop the sequence's data. A reused slot must read as zeros, since the old data may contain NaNs."""
+        self.states.release(sequence)
         self._shared.positions.release(sequence)
         for layer in [*held.layers, *held.copies]:
             self._drop_layer(held, layer)
