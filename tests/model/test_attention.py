@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import pairwise, product
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,10 @@ HOWS = {
     "plain": {},
     "window": {"window": 100},
     "narrow window": {"window": 7},
+    "chunk": {"chunk": 96},
+    "narrow chunk": {"chunk": 7},
+    "slopes": {"slopes": True},
+    "rounded slopes": {"slopes": True, "rounded": 0.4},
     "soft cap": {"softcap": 50.0},
     "sinks in a window": {"window": 128, "sinks": True},
     "sinks": {"sinks": True},
@@ -71,9 +76,13 @@ def random_parts(heads: tuple[int, int, int], length: int, seed: int, dtype: tor
     return tuple(torch.randn(length, n, size, generator=chance).to(dtype) for n in (queries, keys, keys))
 
 
-def made(heads: tuple[int, int, int], dtype: torch.dtype, window: int | None, sinks: bool, **how: float) -> object:
+def made(heads: tuple[int, int, int], dtype: torch.dtype, window: int | None, sinks: bool, **how: Any) -> object:
     column = torch.randn(heads[0], generator=torch.Generator().manual_seed(5)).to(dtype) if sinks else None
-    return attention.AttentionOptions(how.get("scale", heads[2] ** -0.5), window, how.get("softcap"), column)
+    slopes = 0.5 ** torch.arange(1, heads[0] + 1) if "slopes" in how else None
+    return attention.AttentionOptions(
+        *(how.get("scale", heads[2] ** -0.5), window, how.get("softcap"), column, how.get("chunk"), slopes),
+        rounded=how.get("rounded"),
+    )
 
 
 def fed(
@@ -152,6 +161,12 @@ def formula(mine: Tensors, how: attention.AttentionOptions) -> torch.Tensor:
     length = query.shape[1]
     distance = torch.arange(length)[:, None] - torch.arange(length)
     hidden = (distance < 0) | (distance >= (how.window or length))
+    if how.chunk is not None:
+        hidden |= torch.arange(length) < (torch.arange(length) // how.chunk * how.chunk)[:, None]
+    if how.slopes is not None and how.rounded is None:
+        scores = scores - distance * how.slopes[:, None, None]
+    elif how.slopes is not None:
+        scores = scores + (how.slopes[:, None, None].bfloat16() * torch.arange(length)).double() * how.rounded
     scores = scores.masked_fill(hidden, float("-inf"))
     if how.sinks is not None:
         column = how.sinks.double()[:, None, None].expand(-1, length, 1)
@@ -180,7 +195,7 @@ def under(variant: str, mine: Tensors, how: object, chunks: list[int]) -> torch.
         return fed(mine, how, chunks, {})
 
 
-@pytest.mark.parametrize("how", ["plain", "window", "sinks"])
+@pytest.mark.parametrize("how", ["plain", "window", "sinks", "chunk", "slopes"])
 def test_stretches(how: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Behind a long context, too, where threads share what one row sees: one token after the other by one thread and
     by two, in chunks, and whole. Keys and values of which one is wider than a tile and the other odd."""

@@ -92,7 +92,7 @@ static void attend(const Decoder *decoder, const Layer *layer, Workspace *at, in
   const SwarmSpan span = {0, tokens, start, 0, 0};
   const SwarmBatch batch = {qkv, qkv + HEADS * SIZE * bytes, qkv + (HEADS + KEY_HEADS) * SIZE * bytes, at->attended,
                             QKV, SIZE, QKV, SIZE, QKV, SIZE, HEADS};
-  const SwarmHow how = {0.25f, 0.0f, 0, NULL};
+  const SwarmHow how = {.scale = 0.25f};
   if (swarm_kernels()->attend(&span, 1, &layer->cache, &batch, &how, 1)) abort();
 }
 

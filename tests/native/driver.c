@@ -207,7 +207,7 @@ static void attention_case(int kind, const Attended *how, const int64_t (*steps)
   SwarmCache cache = {room(2 * heads * keys * bytes), room(2 * heads * values * bytes),
                       heads * keys, keys, heads * values, values, how->size, how->value_size, heads, kind};
   float *sinks = numbers(SWARM_FLOAT32, queries, 2.0f, &chance);
-  const SwarmHow rules = {0.21f, how->softcap, how->window, how->sinks ? sinks : NULL};
+  const SwarmHow rules = {.scale = 0.21f, .softcap = how->softcap, .window = how->window, .sinks = how->sinks ? sinks : NULL};
   void *query = numbers(kind, MOST * queries * how->size, 3.0f, &chance);
   void *key = numbers(kind, MOST * heads * how->size, 3.0f, &chance);
   void *value = numbers(kind, MOST * heads * how->value_size, 1.0f, &chance);

@@ -9,7 +9,7 @@ built.
 A row's result must have the same bits whatever else is in the batch and however the prompt was split. The order in
 which a kernel sums depends on the number of keys, so that number may depend on the row's own position only. Positions
 lie in cells of 128, and a query attends to everything up to the end of its cell. Keys past a row's own position are
-masked: their weight is exactly 0, and their values are finite (``guesses``). A window begins on a multiple of 32. A
+masked: their weight is exactly 0, and their values are finite (``guesses``). Keys begin on a multiple of 32. A
 group's query heads count as rows of their common key head, and products take fixed numbers of rows that a probe has
 shown to be safe (``probe``). Sequences share a product only where the probe shows that each has the bits that it has
 alone.
@@ -18,8 +18,9 @@ alone.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -30,7 +31,7 @@ from swarm.stage.attention import native_attention
 from swarm.stage.attention.grid import CELL
 from swarm.stage.attention.passes import ForwardPass, current_pass
 from swarm.stage.attention.racks import LayerBuffer
-from swarm.stage.attention.tiles import AttentionPlan, TileGroup, plan_attention
+from swarm.stage.attention.tiles import AttentionPlan, Reach, TileGroup, plan_attention
 from swarm.stage.matmul import proofs
 from swarm.stage.matmul.elementwise import apply_aligned
 from swarm.stage.matmul.probe import Product, Proof, RowTile, prove, split_rows
@@ -55,7 +56,7 @@ _IGNORED_ARGUMENTS = frozenset(
 
 
 def attend(
-    module: torch.nn.Module,
+    module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -72,13 +73,21 @@ def attend(
     _refuse_unknown(module, attention_mask, dropout, others)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     options = AttentionOptions(scale, sliding_window, softcap, s_aux)
+    if is_chunked(module):
+        options = replace(options, window=None, chunk=module.config.attention_chunk_size)
     return attend_rows(
-        int(module.layer_idx),  # type: ignore[arg-type]
+        int(module.layer_idx),
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
         options,
     ).unsqueeze(0), None
+
+
+def is_chunked(module: Any) -> bool:
+    """Whether the module's layer attends to its own chunk only. transformers puts that into the mask alone."""
+    kinds = getattr(getattr(module, "config", None), "layer_types", None) or ()
+    return module.layer_idx < len(kinds) and kinds[module.layer_idx] == "chunked_attention"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +98,15 @@ class AttentionOptions:
     window: int | None  # positions that a query sees; None: all
     softcap: float | None  # bound of the scores, by tanh
     sinks: torch.Tensor | None  # per query head, a score that takes weight and gives nothing
+    chunk: int | None = None  # a query sees only its own chunk of this length; None: all
+    slopes: torch.Tensor | None = None  # per query head, change of a score per position from query to key (ALiBi)
+    # Falcon's ALiBi: slopes count from position 0, position and product are rounded to bfloat16, and then scaled by
+    # this; None: not rounded.
+    rounded: float | None = None
+
+    @property
+    def reach(self) -> Reach:
+        return Reach(self.window, self.chunk)
 
 
 def attend_rows(
@@ -98,23 +116,13 @@ def attend_rows(
     zeros."""
     forward_pass = current_pass()
     if native_attention.supports(key):
-        return native_attention.attend_native(
-            forward_pass,
-            layer,
-            query,
-            key,
-            value,
-            scale=options.scale,
-            window=options.window,
-            softcap=options.softcap,
-            sinks=options.sinks,
-        )
-    groups = _pass_groups(forward_pass, options.window, query.device)
+        return native_attention.attend_native(forward_pass, layer, query, key, value, options)
+    groups = _pass_groups(forward_pass, options.reach, query.device)
     value, spoiled = (value, None) if groups.guesses is None else groups.guesses.clean(value)
     _write_keys_values(forward_pass, groups, layer, key, value)
     # a power of two: scaling the queries, which are fewer than the scores, is exact
     if math.frexp(options.scale)[0] == 0.5:
-        query, options = query * options.scale, AttentionOptions(1.0, options.window, options.softcap, options.sinks)
+        query, options = query * options.scale, replace(options, scale=1.0)
     output = value.new_zeros(query.shape[0], query.shape[1], value.shape[2])
     proof, together = prove_attention(query, key, value)
     for group in groups.groups if together else groups.single_groups:
@@ -170,11 +178,11 @@ def _prove(heads: int, sizes: tuple[int, int], dtype: torch.dtype, numbers: tupl
     return prove(product, (heads * key_size,), outputs, dtype=dtype, work=work, numbers=numbers)
 
 
-def _pass_groups(forward_pass: ForwardPass, window: int | None, device: torch.device) -> AttentionPlan:
-    groups = forward_pass.groups_by_window.get(window)
+def _pass_groups(forward_pass: ForwardPass, reach: Reach, device: torch.device) -> AttentionPlan:
+    groups = forward_pass.groups_by_reach.get(reach)
     if groups is None:
-        groups = forward_pass.groups_by_window[window] = plan_attention(
-            forward_pass.arena, forward_pass.spans, window, device
+        groups = forward_pass.groups_by_reach[reach] = plan_attention(
+            forward_pass.arena, forward_pass.spans, reach, device
         )
         forward_pass.cache_stats.mask_misses += 1
     else:
@@ -211,6 +219,8 @@ def _attend_group(
         scores.mul_(options.scale)
     if options.softcap is not None:
         scores = apply_aligned(torch.tanh, scores.div_(options.softcap)).mul_(options.softcap)
+    if options.slopes is not None:
+        _split(scores, group).add_(_bias(options.slopes, options.rounded, slab.keys.shape[1], group))
     _mask(scores, group)
     weights = _softmax(scores, _sink_column(options.sinks, slab.keys.shape[1], group)).to(query.dtype)
     mixed = _multiply_in_tiles(torch.bmm, weights, values, proof)
@@ -296,12 +306,21 @@ def _sink_column(sinks: torch.Tensor | None, key_heads: int, group: TileGroup) -
     return column.repeat(group.num_tiles, 1).unsqueeze(-1)
 
 
+def _bias(slopes: torch.Tensor, rounded: float | None, key_heads: int, group: TileGroup) -> torch.Tensor:
+    """Return what scores change by: ``[num, key heads, query heads of each, count, keys]``."""
+    slopes = slopes.view(1, key_heads, -1, 1, 1)
+    keys = torch.arange(group.low, group.high, device=slopes.device)
+    if rounded is not None:
+        return (slopes.bfloat16() * keys.bfloat16()).float() * rounded
+    return slopes.float() * (keys - group.positions.to(slopes.device))
+
+
 def _mask(scores: torch.Tensor, group: TileGroup) -> None:
     split = _split(scores, group)
     if group.later is not None:
         split[..., -group.later.shape[-1] :].masked_fill_(group.later, float("-inf"))
-    if group.before_window is not None:
-        split[..., : group.before_window.shape[-1]].masked_fill_(group.before_window, float("-inf"))
+    if group.before_reach is not None:
+        split[..., : group.before_reach.shape[-1]].masked_fill_(group.before_reach, float("-inf"))
 
 
 def _refuse_unknown(module: torch.nn.Module, mask: object, dropout: float, others: dict[str, object]) -> None:

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 from swarm.stage import native
 
 if TYPE_CHECKING:
+    import torch
+
+    from swarm.stage.attention.function import AttentionOptions
     from swarm.stage.attention.racks import LayerBuffer, Rack
     from swarm.wire.messages import LayerRange
 
@@ -45,7 +48,18 @@ class NativeBatch(ctypes.Structure):
 class NativeOptions(ctypes.Structure):
     """Parameters of attention: what scores go through before they become weights."""
 
-    _fields_ = [("scale", ctypes.c_float), ("softcap", ctypes.c_float), ("window", _count), ("sinks", _pointer)]
+    _fields_ = [
+        *((name, ctypes.c_float) for name in ("scale", "softcap")),
+        *(("window", _count), ("sinks", _pointer), ("chunk", _count), ("slopes", _pointer), ("rounded", ctypes.c_float)),
+    ]
+
+
+def native_options(options: AttentionOptions) -> tuple[NativeOptions, tuple[torch.Tensor | None, ...]]:
+    """Return the parameters as the kernel reads them, and the owners of the memory that they point to."""
+    tensors = tuple(None if each is None else each.float().contiguous() for each in (options.sinks, options.slopes))
+    sinks, slopes = (None if each is None else each.data_ptr() for each in tensors)
+    limits = options.window or 0, sinks, options.chunk or 0
+    return NativeOptions(options.scale, options.softcap or 0.0, *limits, slopes, options.rounded or 0.0), tensors
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,10 +12,13 @@ from swarm.stage import native
 from swarm.stage.attention import layouts
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import Span
-from swarm.stage.attention.kernel_args import NativeBatch, NativeOptions, NativeSpan, RackBatch, native_cache
+from swarm.stage.attention.kernel_args import NativeBatch, NativeSpan, RackBatch, native_cache, native_options
 from swarm.stage.attention.passes import ForwardPass
 from swarm.stage.attention.racks import Rack
 from swarm.stage.native import cores
+
+if TYPE_CHECKING:
+    from swarm.stage.attention.function import AttentionOptions
 
 
 def supports(key: torch.Tensor) -> bool:
@@ -28,11 +32,7 @@ def attend_native(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    *,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
+    how: AttentionOptions,
 ) -> torch.Tensor:
     """Write keys and values, and attend. All tensors are ``[tokens, heads, size]``. Tokens of no sequence get zeros."""
     library = native.library()
@@ -43,8 +43,7 @@ def attend_native(
     batch_tokens = sum(span.count for span in forward_pass.spans)
     out = torch.empty(query.shape[0], query.shape[1], value.shape[2], dtype=query.dtype)
     out[batch_tokens:] = 0
-    sinks = None if sinks is None else sinks.float().contiguous()
-    options = NativeOptions(scale, softcap or 0.0, window or 0, None if sinks is None else sinks.data_ptr())
+    options, _owners = native_options(how)
     batch = NativeBatch(
         *(part.data_ptr() for part in (query, key, value, out)),
         *(stride for part in (query, key, value) for stride in part.stride()[:2]),

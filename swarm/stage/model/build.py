@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -137,7 +138,15 @@ def _build_model(config: Any, head: HeadKind = "vocabulary") -> Any:
             model = kind.from_config(
                 config, dtype=torch.float32, attn_implementation=attention.NAME, trust_remote_code=False
             )
-    except (ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        ImportError,
+        AssertionError,
+        StrictDataclassError,
+    ) as error:
         raise ModelError(f"{type(config).__name__}: transformers can't build this model ({_shorten(error)})") from None
     if not model._supports_attention_backend:
         raise ModelError(f"{type(model).__name__} has no pluggable attention in transformers, so it can't be served")
@@ -267,9 +276,13 @@ class WeightLoader:
         return self._build_linear(read.matrix("weight", part.weight), bias)
 
     def _build_linear(self, matrix: Matrix, bias: torch.Tensor | None) -> nn.Module:
+        skeleton = self._skeleton
         if isinstance(matrix, QuantizedWeight):
-            return make_linear(matrix, bias, self._skeleton.rows)
-        return linears.build_linear(self._skeleton.kernel, matrix, bias)
+            module: nn.Module = make_linear(matrix, bias, skeleton.rows)
+        else:
+            module = linears.build_linear(skeleton.kernel, matrix, bias)
+        module.weight = torch.empty(0, dtype=skeleton.dtype, device=skeleton.device)  # models read its dtype
+        return module
 
     def _read_own(self, path: str, part: nn.Module) -> None:
         for leaf, parameter in list(part.named_parameters(recurse=False)):

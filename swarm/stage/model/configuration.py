@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 
 from swarm.errors import ModelError
@@ -22,7 +23,7 @@ def read_config(folder: Path) -> Any:
     """
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, StrictDataclassError) as error:
         if _has_own_code(folder):
             raise ModelError(
                 f"{folder}: transformers doesn't support this model, which brings Python code of its own (auto_map in "

@@ -187,12 +187,9 @@ class _ProgramWriter:
         return write
 
     def attention_options(self, part: NativeAttention) -> kernel_args.NativeOptions:
-        how = part.options
-        sinks = None if how.sinks is None else how.sinks.float().contiguous()
-        self.owners.append(sinks)
-        return kernel_args.NativeOptions(
-            how.scale, how.softcap or 0.0, how.window or 0, None if sinks is None else sinks.data_ptr()
-        )
+        options, owners = kernel_args.native_options(part.options)
+        self.owners.append(owners)
+        return options
 
     def mlp(self, part: Any) -> _PartWriter:
         if isinstance(part, NativeMixture):

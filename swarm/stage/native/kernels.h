@@ -118,6 +118,13 @@ typedef struct {
   float softcap;      /* 0: none */
   int64_t window;     /* 0: none */
   const float *sinks; /* one per query head, or NULL */
+  int64_t chunk;      /* a query sees positions of its own chunk of this length only; 0: of all */
+  /*
+   * ALiBi: per query head, what a score changes by for each position between key and query; or NULL. If `rounded` is
+   * not 0: by that much times the key's position, where position and product are rounded to bfloat16, times `rounded`.
+   */
+  const float *slopes;
+  float rounded;
 } SwarmHow;
 
 /*

@@ -72,14 +72,19 @@ static int64_t query_head_of(const Attention *job, const Tile *tile, int64_t row
   return tile->head * job->group + (tile->first + row) % job->group;
 }
 
+/* The first position that a query at `place` sees; it may be negative. */
+static int64_t first_seen(const SwarmHow *how, int64_t place) {
+  if (how->window > 0) return place - how->window + 1;
+  return how->chunk > 0 ? place / how->chunk * how->chunk : 0;
+}
+
 static Tile tile_of(const Attention *job, int64_t index) {
   int64_t found = owner_of(job->before, job->num_spans, index);
   const SwarmSpan *span = &job->spans[found];
   int64_t tiles = tiles_of_head(span, job->group), mine = index - job->before[found];
   Tile tile = {.span = span, .head = mine / tiles, .first = mine % tiles * ROWS_AT_ONCE};
   tile.rows = least(ROWS_AT_ONCE, span->count * job->group - tile.first);
-  int64_t oldest = job->how->window > 0 ? span->start + token_of(job, &tile, 0) - job->how->window + 1 : 0;
-  tile.low = most(oldest, 0) / KEYS * KEYS;
+  tile.low = most(first_seen(job->how, span->start + token_of(job, &tile, 0)), 0) / KEYS * KEYS;
   tile.high = span->start + token_of(job, &tile, tile.rows - 1) + 1;
   return tile;
 }
@@ -169,9 +174,31 @@ INLINE void store_weights(int kind, char *weights, int vector, vec weight) {
     v_store((float *)weights + vector * 16, weight);
 }
 
+/* How a row's scores change by the keys' positions. */
+typedef struct {
+  int biased, rounded;
+  vec slope, factor;
+  float first; /* number of the step's first key: from the query on, or its position if `rounded` */
+} Bias;
+
+static Bias bias_of(const SwarmHow *how, int64_t head, int64_t place, int64_t at) {
+  if (how->slopes == NULL) return (Bias){0, 0, v_set(0.0f), v_set(0.0f), 0.0f};
+  float slope = how->slopes[head];
+  if (how->rounded != 0.0f)
+    return (Bias){1, 1, v_set(slope), v_set((float)(how->rounded * LOG2E)), (float)at};
+  return (Bias){1, 0, v_set((float)(slope * LOG2E)), v_set(0.0f), (float)(at - place)};
+}
+
+INLINE vec biased(const Bias *bias, int vector, vec score) {
+  vec number = v_add(v_load(NUMBERS + vector * 16), v_set(bias->first));
+  if (!bias->rounded) return v_fma(number, bias->slope, score);
+  number = rounded_to(SWARM_BFLOAT16, v_mul(rounded_to(SWARM_BFLOAT16, number), bias->slope));
+  return v_fma(number, bias->factor, score);
+}
+
 /* A row's scores become weights. It sees the step's positions from `first` to `last`. */
-INLINE void weigh(int kind, const Rules *rules, const Room *room, int64_t row, int64_t size, int64_t first,
-                  int64_t last) {
+INLINE void weigh(int kind, const Rules *rules, const Bias *bias, const Room *room, int64_t row, int64_t size,
+                  int64_t first, int64_t last) {
   enum { VECTORS = KEYS / 16 };
   const float *products = room->scores + row * KEYS;
   char *weights = room->weights + row * KEYS * operand_bytes(kind);
@@ -181,6 +208,8 @@ INLINE void weigh(int kind, const Rules *rules, const Room *room, int64_t row, i
     return;
   }
   for (int v = 0; v < VECTORS; v++) score[v] = scored(rules, v_load(products + v * 16));
+  if (bias->biased)
+    for (int v = 0; v < VECTORS; v++) score[v] = biased(bias, v, score[v]);
   if (first > 0 || last < KEYS - 1)
     for (int v = 0; v < VECTORS; v++) score[v] = masked(score[v], v, first, last);
   for (int v = 0; v < VECTORS; v++) top = v_max(top, score[v]);
@@ -202,11 +231,12 @@ static void weigh_rows(const Attention *job, const Tile *tile, const Room *room,
   Rules rules = rules_of(how);
   int64_t size = value_elements(job->cache);
   for (int64_t row = 0; row < tile->rows; row++) {
-    int64_t last = room->places[row] - at, first = how->window > 0 ? last - how->window + 1 : 0;
+    int64_t place = room->places[row], last = place - at, first = first_seen(how, place) - at;
+    Bias bias = bias_of(how, query_head_of(job, tile, row), place, at);
     if (job->cache->kind == SWARM_BFLOAT16)
-      weigh(SWARM_BFLOAT16, &rules, room, row, size, first, last);
+      weigh(SWARM_BFLOAT16, &rules, &bias, room, row, size, first, last);
     else
-      weigh(SWARM_FLOAT32, &rules, room, row, size, first, last);
+      weigh(SWARM_FLOAT32, &rules, &bias, room, row, size, first, last);
   }
 }
 
