@@ -5,6 +5,7 @@
 #include "norms.h"
 #include "products.h"
 #include "quantize.h"
+#include "recurrence.h"
 #include "rope.h"
 #include "sampling.h"
 
@@ -26,4 +27,7 @@ const SwarmKernels TABLE(VARIANT) = {
     .route = route,
     .combine = combine,
     .quantize = quantize,
+    .convolve = convolve,
+    .recur = recur,
+    .scan = scan,
 };
