@@ -145,15 +145,15 @@ def check(
 def _check(model: str) -> str:
     """Return the architecture. Raises ModelError."""
     from swarm.stage.model.checkpoint import read_architecture
-    from swarm.stage.model.folder_files import read_json
+    from swarm.stage.model.kinds import check_folder
     from swarm.stage.model.location import locate_model
-    from swarm.stage.quantization.search import read_quantization
 
     folder = Path(model).expanduser()
-    if not (folder / "config.json").is_file():
+    if (folder / "config.json").is_file():
+        check_folder(folder)
+    else:
         folder = locate_model(model).folder
     architecture = read_architecture(folder)
-    read_quantization(folder, read_json(folder / "config.json", "a model folder needs it"), read_json)
 
     # This imports torch: what can be refused without it is refused by now.
     from swarm.stage.model.build import check_served

@@ -154,8 +154,11 @@ def worker(
         load, origins = settings_readers(context, config, overrides)
         settings = load()
         require_packages("worker")
+        from swarm.stage.model.kinds import check_folder
         from swarm.stage.shell.openmp import configure_openmp
 
+        if settings.model:
+            check_folder(Path(settings.model).expanduser())  # before torch, whose import takes seconds
         configure_openmp(settings.worker.threads)
         from swarm import log
         from swarm.cli.joining import resolve_worker

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarm.errors import ConfigError, ModelError
+from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
     from swarm.config import Settings
@@ -69,15 +68,6 @@ def _resolve(model: str, quantization: Quantization) -> ResolvedModel:
         location = locate_model(model, progress.set_status)
     finally:
         progress.clear_status()
-    if location.remote is None and location.gguf is None:
-        _check_folder(location.folder)
     # raises ModelError, once instead of in each worker
     checkpoint = Checkpoint.at(location, quantization)
     return ResolvedModel(checkpoint.name, location.name, checkpoint.num_bytes)
-
-
-def _check_folder(path: Path) -> None:
-    if not (path / "config.json").is_file():
-        raise ModelError(f"{path} is no model's directory: it has no config.json")
-    if not any(path.glob("*.safetensors")):
-        raise ModelError(f"{path} has no *.safetensors file; weights in other formats can't be used")

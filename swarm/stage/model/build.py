@@ -36,6 +36,7 @@ from swarm.stage.model.checkpoint import Checkpoint, HeadKind, is_classifier, re
 from swarm.stage.model.configuration import check_config, read_config
 from swarm.stage.model.conversion import ConvertedSource, FolderSource, ModelSource, WeightSource
 from swarm.stage.model.gguf_source import GgufSource
+from swarm.stage.model.kinds import check_folder
 from swarm.stage.model.portable_math import portable_math
 from swarm.stage.model.rope import RopeTable, is_rotary
 from swarm.stage.modules import families, fused, recurrent
@@ -149,6 +150,9 @@ def _build_model(config: Any, head: HeadKind = "vocabulary") -> Any:
         AssertionError,
         StrictDataclassError,
     ) as error:
+        if str(error).startswith("Unrecognized configuration class"):
+            what = "transformers has no model of this kind that continues a text, so it can't be served"
+            raise ModelError(f"{type(config).__name__}: {what}") from None
         raise ModelError(f"{type(config).__name__}: transformers can't build this model ({_shorten(error)})") from None
     if not model._supports_attention_backend and not model._is_stateful:
         raise ModelError(f"{type(model).__name__} has no pluggable attention in transformers, so it can't be served")
@@ -171,6 +175,7 @@ def import_family(folder: Path) -> None:
 
 def check_served(folder: Path) -> None:
     """Raise ``ModelError`` if this version can't serve a model with this configuration, whatever its weights."""
+    check_folder(folder)
     head: HeadKind = "scores" if is_classifier(read_architecture(folder)) else "vocabulary"
     ModelSkeleton(read_config(folder), torch.device("cpu"), torch.float32, head=head)
 

@@ -24,10 +24,10 @@ from swarm.errors import ModelError
 from swarm.hub.gguf import GgufModel
 from swarm.hub.headers import FLOAT_DTYPES, Progress, Report, StoredTensor
 from swarm.stage.model.embedding import read_pooling
-from swarm.stage.model.folder_files import read_json, read_tensors
+from swarm.stage.model.folder_files import RemoteWeights, read_json, read_tensors
 from swarm.stage.model.gguf_names import GgufTensor, sort_tensors, translate_names
 from swarm.stage.model.identity import compute_digest, compute_xxh3, describe_version, is_sampled
-from swarm.stage.model.location import ModelLocation, RemoteWeights
+from swarm.stage.model.location import ModelLocation
 from swarm.stage.model.sizes import MemorySizes
 from swarm.stage.quantization.at_load import AS_STORED, HEAD, INT8, Quantization
 from swarm.stage.quantization.contents import check_contents

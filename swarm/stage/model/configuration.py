@@ -6,7 +6,6 @@ Python code in a model's folder never runs: transformers' own classes build the 
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +28,9 @@ def read_config(folder: Path) -> Any:
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, StrictDataclassError) as error:
-        if _has_own_code(folder):
-            raise ModelError(
-                f"{folder}: transformers doesn't support this model, which brings Python code of its own (auto_map in "
-                "config.json); Swarm never runs a model's code: use a model of a family that transformers has"
-            ) from None
         raise ModelError(
             f"{folder}: transformers doesn't support this model ({' '.join(str(error).split())[:200]})"
         ) from None
-
-
-def _has_own_code(folder: Path) -> bool:
-    try:
-        return "auto_map" in json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError, TypeError):
-        return False
 
 
 def check_config(config: Any) -> Any:

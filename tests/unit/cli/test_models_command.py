@@ -36,9 +36,9 @@ def test_a_folder_is_checked_by_its_configuration(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("more", "problem"),
     [
-        ({"model_type": "unheard-of"}, "transformers doesn't support this model"),
+        ({"model_type": "unheard-of"}, "has no models of kind unheard-of"),
         ({"model_type": "mine", "auto_map": {"AutoConfig": "x.Y"}}, "Swarm never runs a model's code"),
-        ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "keep a state that is not supported"),
+        ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "layers with a state between positions"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rotary positions that depend on the whole batch"),
         ({"architectures": [7]}, "names no architecture"),
     ],
