@@ -82,6 +82,8 @@ class _InFloat64(TorchFunctionMode):
         if self._is_spared:
             return func(*args, **(kwargs or {}))
         wanted = {name: _widened(value) for name, value in (kwargs or {}).items()}
+        if func is torch.full:
+            wanted.setdefault("dtype", torch.float64)
         return (torch.Tensor.double if func is torch.Tensor.float else func)(*map(_widened, args), **wanted)
 
     def spare(self, module: torch.nn.Module) -> tuple[Any, Any]:

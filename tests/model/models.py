@@ -82,11 +82,39 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
+# Kinds whose attention, positions or masks are their own (``swarm/stage/model/adapters.py``).
+_PAIRED: dict[str, Any] = {"num_attention_heads": 4, "rotary_dim": 8}
+ADAPTED: dict[str, dict[str, Any]] = {
+    "gpt2": {},
+    "gpt_bigcode": {},
+    "gptj": _PAIRED,
+    "codegen": _PAIRED,
+    "gpt_neo": {"attention_types": [[["global", "local"], 3]], "window_size": _WINDOW},
+    "gpt_neox_japanese": {},
+    "openai-gpt": {},
+    "opt": {"word_embed_proj_dim": 48, "ffn_dim": 136},
+    "biogpt": {},
+    "xglm": {"ffn_dim": 136},
+    "bloom": {},
+    "mpt": {"max_seq_len": 1024},
+    "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
+    "stablelm": {"qk_layernorm": True},
+    "llama4_text": {
+        "head_dim": 16,
+        "intermediate_size_mlp": 136,
+        "num_local_experts": 5,
+        "interleave_moe_layer_step": 2,
+        "attention_chunk_size": _WINDOW,
+        "floor_scale": 16,
+    },
+}
+
+
 def named_config(kind: str, **changes: Any) -> Any:
-    """A small model of one of the ``ARCHITECTURES``, or of another kind."""
+    """A small model of one of the ``ARCHITECTURES``, of the ``ADAPTED``, or of another kind."""
     from transformers import AutoConfig
 
-    return AutoConfig.for_model(kind, **(_SMALL | ARCHITECTURES.get(kind, {}) | changes))
+    return AutoConfig.for_model(kind, **(_SMALL | ARCHITECTURES.get(kind, {}) | ADAPTED.get(kind, {}) | changes))
 
 
 def random_model(config: Any, dtype: torch.dtype | None = None, seed: int = 0) -> Any:

@@ -87,7 +87,7 @@ def attend(
 def is_chunked(module: Any) -> bool:
     """Whether the module's layer attends to its own chunk only. transformers puts that into the mask alone."""
     kinds = getattr(getattr(module, "config", None), "layer_types", None) or ()
-    return module.layer_idx < len(kinds) and kinds[module.layer_idx] == "chunked_attention"
+    return bool(module.layer_idx < len(kinds)) and kinds[module.layer_idx] == "chunked_attention"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def attend_rows(
     zeros."""
     forward_pass = current_pass()
     if native_attention.supports(key):
-        return native_attention.attend_native(forward_pass, layer, query, key, value, options)
+        return native_attention.attend_native(forward_pass, layer, (query, key, value), options)
     groups = _pass_groups(forward_pass, options.reach, query.device)
     value, spoiled = (value, None) if groups.guesses is None else groups.guesses.clean(value)
     _write_keys_values(forward_pass, groups, layer, key, value)

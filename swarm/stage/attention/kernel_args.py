@@ -50,7 +50,8 @@ class NativeOptions(ctypes.Structure):
 
     _fields_ = [
         *((name, ctypes.c_float) for name in ("scale", "softcap")),
-        *(("window", _count), ("sinks", _pointer), ("chunk", _count), ("slopes", _pointer), ("rounded", ctypes.c_float)),
+        *(("window", _count), ("sinks", _pointer), ("chunk", _count), ("slopes", _pointer)),
+        ("rounded", ctypes.c_float),
     ]
 
 

@@ -29,17 +29,17 @@ def supports(key: torch.Tensor) -> bool:
 def attend_native(
     forward_pass: ForwardPass,
     layer: int,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     how: AttentionOptions,
 ) -> torch.Tensor:
-    """Write keys and values, and attend. All tensors are ``[tokens, heads, size]``. Tokens of no sequence get zeros."""
+    """Write keys and values, and attend. ``parts`` are queries, keys and values ``[tokens, heads, size]``. Tokens of no
+    sequence get zeros."""
     library = native.library()
     assert library is not None, "the caller has checked supports()"
+    query, key, value = parts
     if not query.dtype == key.dtype == value.dtype:
         raise ValueError(f"queries, keys and values of {query.dtype}, {key.dtype}, {value.dtype} are not of one kind")
-    query, key, value = (part if part.stride(-1) == 1 else part.contiguous() for part in (query, key, value))
+    query, key, value = (part if part.stride(-1) == 1 else part.contiguous() for part in parts)
     batch_tokens = sum(span.count for span in forward_pass.spans)
     out = torch.empty(query.shape[0], query.shape[1], value.shape[2], dtype=query.dtype)
     out[batch_tokens:] = 0

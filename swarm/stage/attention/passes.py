@@ -51,6 +51,7 @@ class ForwardPass:
     rack_batches: tuple[RackBatch, ...] = ()  # the same for our own kernel; empty until it is first needed
     cache_stats: CacheStats = field(default_factory=CacheStats)
     length: int = 0  # largest position of the batch, plus one
+    positions: torch.Tensor = field(default_factory=lambda: torch.empty(0))  # of the batch's tokens, [1, tokens]
     by_modules: bool = False  # run the modules even if the stage has a program
     output: torch.Tensor | None = None  # the last layer's output
     normed: torch.Tensor | None = None  # the same after the norm, on the stage with the head

@@ -189,13 +189,12 @@ def _too_old(positions: torch.Tensor, low: int, reach: Reach, device: torch.devi
 
 def _split_group(group: TileGroup) -> Iterator[TileGroup]:
     for number in range(group.num_tiles):
-        masks = (None if mask is None else mask[number : number + 1] for mask in (group.later, group.before_reach))
-        tokens = group.tokens if isinstance(group.tokens, slice) else group.tokens[number : number + 1]
-        later, before_reach = masks
-        slot, positions = group.first_slot + number, group.positions[number : number + 1]
-        yield replace(
-            group, first_slot=slot, num_tiles=1, tokens=tokens, later=later, before_reach=before_reach, positions=positions
+        later, before = (
+            None if mask is None else mask[number : number + 1] for mask in (group.later, group.before_reach)
         )
+        tokens = group.tokens if isinstance(group.tokens, slice) else group.tokens[number : number + 1]
+        single = replace(group, first_slot=group.first_slot + number, num_tiles=1, tokens=tokens)
+        yield replace(single, later=later, before_reach=before, positions=group.positions[number : number + 1])
 
 
 def _mask_or_none(hidden: torch.Tensor, device: torch.device) -> torch.Tensor | None:

@@ -10,7 +10,6 @@ of a second. The verdict is cached for the life of the process, and for workers 
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
 import math
@@ -32,6 +31,7 @@ from swarm.stage.engine.forward import copy_to_array, run_batch
 from swarm.stage.engine.tiny import VOCABULARY, tiny_config
 from swarm.stage.executor import Batch
 from swarm.stage.model.build import DTYPES, ModelSkeleton, Stage, WeightLoader, find_parts
+from swarm.stage.model.configuration import fix_rope
 from swarm.stage.model.conversion import transposed_names
 from swarm.stage.model.weight_formats import PLAIN, WeightFormats
 from swarm.stage.native import shared_cache
@@ -270,8 +270,10 @@ def _generator(seed: int = 1) -> torch.Generator:
 def _random_model(config: Any, seed: int = 1) -> Any:
     """Return a model with random weights of high entropy: a model that repeats itself would hide errors."""
     generator = _generator(seed)
+    # Falcon's own attention adds its position biases twice.
+    attention = "sdpa" if config.model_type == "falcon" else "eager"
     model = AutoModelForCausalLM.from_config(
-        copy.deepcopy(config), dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
+        fix_rope(config), dtype=torch.float32, attn_implementation=attention, trust_remote_code=False
     )
     for parameter in model.parameters():
         offset = 1.0 if parameter.ndim == 1 else 0.0
@@ -298,7 +300,7 @@ def _cut_logits(
     stage and one step."""
     skeleton = ModelSkeleton(config, torch.device("cpu"), dtype, int8_rows=int8_rows)
     weights = WeightLoader(skeleton, source, lambda _: None)
-    lines = (0, 1, skeleton.num_layers - 1, skeleton.num_layers) if cut else (0, skeleton.num_layers)
+    lines = sorted({0, 1, skeleton.num_layers - 1, skeleton.num_layers}) if cut else (0, skeleton.num_layers)
     stages = [Stage(skeleton, LayerRange(*pair), {}, weights) for pair in itertools.pairwise(lines)]
     arenas = [KvArena(skeleton.device) for _ in stages]
     for arena in arenas:

@@ -23,6 +23,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.pytorch_utils import Conv1D
 
 from swarm.errors import ModelError
 from swarm.stage.attention import function as attention
@@ -31,7 +32,7 @@ from swarm.stage.executor import FenceRaised
 from swarm.stage.matmul import experts, linears
 from swarm.stage.matmul.elementwise import AlignedActivation, is_activation
 from swarm.stage.matmul.raw_matmul import wrap_matrices
-from swarm.stage.model import program, recipes
+from swarm.stage.model import adapters, program, recipes
 from swarm.stage.model.checkpoint import Checkpoint, HeadKind, is_classifier, read_architecture
 from swarm.stage.model.configuration import check_config, read_config
 from swarm.stage.model.conversion import ConvertedSource, FolderSource, ModelSource, WeightSource
@@ -110,6 +111,7 @@ class ModelSkeleton:
         self.parts = find_parts(self.model)
         self.num_layers = len(self.model.get_submodule(self.parts.layers))
         widths = {part.in_features for part in self.model.modules() if isinstance(part, nn.Linear)}
+        widths |= {part.nx for part in self.model.modules() if isinstance(part, Conv1D)}
         self.kernel = linears.choose_kernel(device, dtype, widths)
         # whether products read quantized matrices as they are
         self.has_quantized_products = self.kernel is NativeLinear and not dense
@@ -136,11 +138,11 @@ def _shorten(error: BaseException) -> str:
 
 def _build_model(config: Any, head: HeadKind = "vocabulary") -> Any:
     kind = AutoModelForSequenceClassification if head == "scores" else AutoModelForCausalLM
+    # Some classes look for their attention in a table of their own; adapters replace it.
+    name = "eager" if config.model_type in adapters.OWN_TABLE else attention.NAME
     try:
         with torch.device("meta"):
-            model = kind.from_config(
-                config, dtype=torch.float32, attn_implementation=attention.NAME, trust_remote_code=False
-            )
+            model = kind.from_config(config, dtype=torch.float32, attn_implementation=name, trust_remote_code=False)
     except (
         ValueError,
         KeyError,
@@ -154,10 +156,11 @@ def _build_model(config: Any, head: HeadKind = "vocabulary") -> Any:
             what = "transformers has no model of this kind that continues a text, so it can't be served"
             raise ModelError(f"{type(config).__name__}: {what}") from None
         raise ModelError(f"{type(config).__name__}: transformers can't build this model ({_shorten(error)})") from None
-    if not model._supports_attention_backend and not model._is_stateful:
+    if not model._supports_attention_backend and not model._is_stateful and not adapters.is_adapted(model):
         raise ModelError(f"{type(model).__name__} has no pluggable attention in transformers, so it can't be served")
     if hasattr(config, "_experts_implementation"):
         model.config._experts_implementation_internal = experts.NAME
+    adapters.adapt_model(model)
     if head == "none":
         model.set_output_embeddings(nn.Identity())
     return model.eval().requires_grad_(False)
@@ -182,19 +185,22 @@ def check_served(folder: Path) -> None:
 
 def find_parts(model: Any) -> ModelParts:
     """Find the parts by the order of the model's modules: the ones with weights before the layers, and after them."""
-    base, base_name = model.base_model, model.base_model_prefix
-    kind = type(model).__name__
+    whole, base_name = adapters.find_base(model)
+    base, kind = whole, type(model).__name__
     if base is model:
         raise ModelError(f"{kind} has no base model under a head, so it can't be cut")
+    num_layers = base.config.get_text_config().num_hidden_layers
+    decoder = adapters.find_decoder(base)
+    if decoder is not None and decoder.holder:
+        base, base_name = getattr(base, decoder.holder), f"{base_name}.{decoder.holder}"
     if next(base.parameters(recurse=False), None) is not None:
         raise ModelError(f"{kind} has weights outside of its modules, so it can't be cut")
-    num_layers = base.config.get_text_config().num_hidden_layers
     order = [name for name, _ in base.named_children()]
     stacks = [name for name, child in base.named_children() if _is_stack(child, num_layers)]
     if len(stacks) != 1:
         raise ModelError(f"{kind} has no single list of {num_layers} layers, so it can't be cut")
-    line = order.index(stacks[0])
     weighty = [name for name, child in base.named_children() if name != stacks[0] and _has_weights(child)]
+    tail = order[order.index(stacks[0]) :] if decoder is None else decoder.after_layers
     names = {id(module): name for name, module in model.named_modules()}
     output = None if hasattr(model, "score") else model.get_output_embeddings()
     if output is None and not isinstance(getattr(model, "score", None), nn.Linear):
@@ -203,9 +209,9 @@ def find_parts(model: Any) -> ModelParts:
     return ModelParts(
         base=base_name,
         layers=f"{base_name}.{stacks[0]}",
-        embed=tuple(f"{base_name}.{name}" for name in weighty if order.index(name) < line),
-        tail=tuple(f"{base_name}.{name}" for name in weighty if order.index(name) > line)
-        + tuple(name for name, child in model.named_children() if child is not base and _has_weights(child)),
+        embed=tuple(f"{base_name}.{name}" for name in weighty if name not in tail),
+        tail=tuple(f"{base_name}.{name}" for name in weighty if name in tail)
+        + tuple(name for name, child in model.named_children() if child is not whole and _has_weights(child)),
         shared=tuple(f"{base_name}.{name}" for name in order if name not in weighty and name != stacks[0]),
         input_embedding=names[id(model.get_input_embeddings())],
         output_embedding=names[id(output)] if has_vocabulary else "",
@@ -270,6 +276,8 @@ class WeightLoader:
     def _load_part(self, model: Any, path: str, part: nn.Module) -> None:
         if type(part) is nn.Linear:
             model.set_submodule(path, self._load_linear(path, part))
+        elif type(part) is Conv1D:
+            model.set_submodule(path, self._load_transposed(path, part))
         elif is_activation(part):
             model.set_submodule(path, AlignedActivation(part))
         else:
@@ -290,6 +298,13 @@ class WeightLoader:
         read = self._reader(path)
         bias = None if part.bias is None else read.tensor("bias", part.bias)
         return self._build_linear(read.matrix("weight", part.weight), bias)
+
+    def _load_transposed(self, path: str, part: Conv1D) -> nn.Module:
+        """Load a linear layer whose plain weight is stored with its inputs first."""
+        read = self._reader(path)
+        quantized = read.quantized("weight", part.weight.T)
+        matrix = read.tensor("weight", part.weight).T.contiguous() if quantized is None else quantized
+        return self._build_linear(matrix, read.tensor("bias", part.bias))
 
     def _build_linear(self, matrix: Matrix, bias: torch.Tensor | None) -> nn.Module:
         skeleton = self._skeleton
@@ -450,6 +465,7 @@ class Stage:
         The stage with the head returns the head's result for those rows instead (None if there are none), without the
         last ``num_pooled``. A model without a head over the vocabulary returns its scores, or the normed rows.
         """
+        forward_pass.positions = positions
         if self.program is not None and not forward_pass.by_modules and program.is_enabled():
             return self.program.run(forward_pass, ids, positions)
         tokens = {"input_ids": ids} if self.has_embedding else {"inputs_embeds": forward_pass.hidden}

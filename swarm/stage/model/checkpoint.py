@@ -39,6 +39,8 @@ from swarm.wire.messages.common import MAX_LAYERS
 
 _MAX_SIZE = (1 << 31) - 1  # upper bound of every size in a configuration
 _MAX_HEADS = 1 << 20  # upper bound of the number of heads, and of a head's size
+_HEAD_COUNTS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
+_USUAL_CONTEXT = {"bloom": 2048, "falcon": 2048}  # of kinds whose configurations may state none
 # A model's head: over the vocabulary, over the labels of a classifier, or none.
 HeadKind = Literal["vocabulary", "scores", "none"]
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -112,11 +114,11 @@ class Checkpoint:
 
     @property
     def num_layers(self) -> int:
-        return self._positive_setting("num_hidden_layers", "n_layer", "num_layers", most=MAX_LAYERS)
+        return self._positive_setting("num_hidden_layers", "n_layer", "n_layers", "num_layers", most=MAX_LAYERS)
 
     @property
     def hidden_size(self) -> int:
-        return self._positive_setting("hidden_size", "n_embd", "d_model")
+        return self._positive_setting("hidden_size", "n_embd", "n_embed", "d_model")
 
     @property
     def vocab_size(self) -> int:
@@ -124,17 +126,23 @@ class Checkpoint:
 
     @property
     def context(self) -> int:
-        return self._positive_setting("max_position_embeddings", "n_positions", "seq_length")
+        names = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
+        usual = _USUAL_CONTEXT.get(str(self.text_config.get("model_type")))
+        if usual is not None and not any(name in self.text_config for name in names):
+            return usual
+        return self._positive_setting(*names)
 
     @property
     def num_kv_heads(self) -> int:
-        return self._positive_setting("num_key_value_heads", "num_attention_heads", "n_head", most=_MAX_HEADS)
+        if self.text_config.get("multi_query") and not self.text_config.get("new_decoder_architecture"):
+            return 1  # Falcon, BigCode
+        return self._positive_setting("num_key_value_heads", "num_kv_heads", *_HEAD_COUNTS, most=_MAX_HEADS)
 
     @property
     def head_size(self) -> int:
         if isinstance(self.text_config.get("head_dim"), int):
             return self._positive_setting("head_dim", most=_MAX_HEADS)
-        return self.hidden_size // self._positive_setting("num_attention_heads", "n_head")
+        return self.hidden_size // self._positive_setting(*_HEAD_COUNTS)
 
     @cached_property
     def stored_dtype(self) -> str:

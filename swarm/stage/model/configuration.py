@@ -38,16 +38,35 @@ def check_config(config: Any) -> Any:
     copy."""
     text = config.get_text_config()
     name = type(config).__name__
-    rope = getattr(text, "rope_parameters", None) or {}
-    kinds = {rope.get("rope_type")} | {each.get("rope_type") for each in rope.values() if isinstance(each, dict)}
-    if kinds & {"dynamic", "longrope"}:
-        raise ModelError(f"{name}: rotary positions that depend on the whole batch's length can't be served")
     layer_types = set(getattr(text, "layer_types", None) or ())
     unknown = layer_types - _LAYER_TYPES
     if unknown:
         raise ModelError(f"{name}: layers of type {', '.join(sorted(unknown))} keep a state that is not supported")
     if getattr(text, "use_bidirectional_attention", None):
         raise ModelError(f"{name}: attention to later tokens can't be served")
-    config = copy.deepcopy(config)
+    config = fix_rope(config)
     config.use_cache = False
+    return config
+
+
+def fix_rope(config: Any) -> Any:
+    """Return a copy whose rotary tables do not depend on the length of what is computed.
+
+    ``longrope`` has factors for sequences up to the original context, and others for longer ones. transformers takes
+    one or the other by the longest sequence of a batch, and begins anew when a sequence outgrows the original context.
+    Here, all sequences take the long factors if the model's context is longer than the original one. ``dynamic``
+    stretches positions of sequences that are longer than the model's context, which are not served.
+    """
+    config = copy.deepcopy(config)
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    for table in (rope, *rope.values()):
+        if not isinstance(table, dict):
+            continue
+        if table.get("rope_type") == "dynamic":
+            table["rope_type"] = "default"
+        elif table.get("rope_type") == "longrope":
+            original = table.get("original_max_position_embeddings") or text.max_position_embeddings
+            kept, other = ("long", "short") if text.max_position_embeddings > original else ("short", "long")
+            table[f"{other}_factor"] = table[f"{kept}_factor"]
     return config

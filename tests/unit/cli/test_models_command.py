@@ -38,8 +38,7 @@ def test_a_folder_is_checked_by_its_configuration(tmp_path: Path, capsys: pytest
     [
         ({"model_type": "unheard-of"}, "has no models of kind unheard-of"),
         ({"model_type": "mine", "auto_map": {"AutoConfig": "x.Y"}}, "Swarm never runs a model's code"),
-        ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "layers with a state between positions"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rotary positions that depend on the whole batch"),
+        ({"model_type": "big_bird", "architectures": ["BigBirdForCausalLM"]}, "no pluggable attention"),
         ({"architectures": [7]}, "names no architecture"),
     ],
 )
