@@ -188,7 +188,7 @@ def _describe_attention(skeleton: ModelSkeleton) -> str:
 def _empty_heads(skeleton: ModelSkeleton) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return queries, keys and values for zero tokens."""
     config = skeleton.config.get_text_config()
-    num = config.num_attention_heads
+    num = getattr(config, "num_attention_heads", 1)
     size = getattr(config, "head_dim", None) or config.hidden_size // num
     like = torch.empty(0, dtype=skeleton.dtype, device=skeleton.device)
     key = like.new_empty(0, getattr(config, "num_key_value_heads", num), size)

@@ -82,6 +82,6 @@ class KvTransfers:
 def shape_in_config(config: Any) -> KvShape:
     """Return the shape that the model's configuration gives its layers."""
     text = config.get_text_config()
-    heads = int(text.num_attention_heads)
+    heads = int(getattr(text, "num_attention_heads", 1))
     size = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
     return KvShape(int(getattr(text, "num_key_value_heads", None) or heads), size, size)

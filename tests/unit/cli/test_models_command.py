@@ -38,7 +38,6 @@ def test_a_folder_is_checked_by_its_configuration(tmp_path: Path, capsys: pytest
     [
         ({"model_type": "unheard-of"}, "has no models of kind unheard-of"),
         ({"model_type": "mine", "auto_map": {"AutoConfig": "x.Y"}}, "Swarm never runs a model's code"),
-        ({"model_type": "big_bird", "architectures": ["BigBirdForCausalLM"]}, "no pluggable attention"),
         ({"architectures": [7]}, "names no architecture"),
     ],
 )
