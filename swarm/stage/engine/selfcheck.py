@@ -28,6 +28,7 @@ from swarm.stage import native
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.engine.forward import copy_to_array, run_batch
 from swarm.stage.executor import Batch
+from swarm.stage.model import text_models
 from swarm.stage.model.build import DTYPES, ModelSkeleton, Stage, WeightLoader, find_parts
 from swarm.stage.model.conversion import transposed_names
 from swarm.stage.model.weight_formats import PLAIN, WeightFormats
@@ -189,7 +190,7 @@ def _tiny_config_json(config: Any) -> str:
 
 def _tiny_config(config: Any) -> Any:
     """Return the configuration of a small model of the same kind, with every kind of layer that it has."""
-    text = config.get_text_config()
+    text = text_models.text_config_of(config)
     values = copy.deepcopy(text.to_dict())
     kinds = list(dict.fromkeys(getattr(text, "layer_types", None) or ()))
     old_layers, num_layers = text.num_hidden_layers, max(4, 2 * len(kinds))
@@ -204,7 +205,17 @@ def _tiny_config(config: Any) -> Any:
     values |= {"num_hidden_layers": num_layers, "num_attention_heads": 4}
     if key_heads is not None:
         values["num_key_value_heads"] = 4 if key_heads == heads else 1 if key_heads == 1 else 2
+    rope = values.get("rope_parameters") or {}
+    if sections := rope.get("mrope_section"):  # of the rotated half of a head
+        factor = _head_size(text) // _head_size(AutoConfig.for_model(**values))
+        few = [part // factor for part in sections[:-1]]
+        rope["mrope_section"] = [*few, sum(sections) // factor - sum(few)]
     return AutoConfig.for_model(**values)
+
+
+def _head_size(text: Any) -> int:
+    size: int = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return size
 
 
 @lru_cache(maxsize=16)
@@ -291,6 +302,7 @@ def _generator() -> torch.Generator:
 def _random_model(config: Any) -> Any:
     """Return a model with random weights of high entropy: a model that repeats itself would hide errors."""
     generator = _generator()
+    text_models.register(config)
     model = AutoModelForCausalLM.from_config(
         copy.deepcopy(config), dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
     )

@@ -29,7 +29,7 @@ from swarm.stage.executor import FenceRaised
 from swarm.stage.matmul import experts, linears
 from swarm.stage.matmul.elementwise import AlignedActivation, is_activation
 from swarm.stage.matmul.raw_matmul import wrap_matrices
-from swarm.stage.model import program, recipes
+from swarm.stage.model import program, recipes, text_models
 from swarm.stage.model.checkpoint import Checkpoint, HeadKind, is_classifier, read_architecture
 from swarm.stage.model.configuration import check_config, read_config
 from swarm.stage.model.conversion import ConvertedSource, FolderSource, ModelSource, WeightSource
@@ -123,7 +123,7 @@ class ModelSkeleton:
         if checkpoint.gguf is not None:
             return GgufSource(checkpoint)
         names = checkpoint.tensors.keys() | checkpoint.quantized.keys()
-        return ConvertedSource(self.model, names, FolderSource(checkpoint))
+        return ConvertedSource(self.model, names, FolderSource(checkpoint), checkpoint.config.get("model_type"))
 
 
 def _shorten(error: BaseException) -> str:
@@ -132,6 +132,7 @@ def _shorten(error: BaseException) -> str:
 
 def _build_model(config: Any, head: HeadKind = "vocabulary") -> Any:
     kind = AutoModelForSequenceClassification if head == "scores" else AutoModelForCausalLM
+    text_models.register(config)
     try:
         with torch.device("meta"):
             model = kind.from_config(

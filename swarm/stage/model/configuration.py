@@ -13,15 +13,17 @@ from typing import Any
 from transformers import AutoConfig
 
 from swarm.errors import ModelError
+from swarm.stage.model.text_models import text_config_of
 
 
 def read_config(folder: Path) -> Any:
-    """Read ``config.json`` as transformers does. Raises ``ModelError``.
+    """Read ``config.json`` as transformers does; of a multimodal model, return the text tower's configuration. Raises
+    ``ModelError``.
 
     Without ``trust_remote_code=False``, transformers asks at the terminal whether to run the folder's own Python.
     """
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError) as error:
         if _has_own_code(folder):
             raise ModelError(
@@ -31,6 +33,7 @@ def read_config(folder: Path) -> Any:
         raise ModelError(
             f"{folder}: transformers doesn't support this model ({' '.join(str(error).split())[:200]})"
         ) from None
+    return text_config_of(config)
 
 
 def _has_own_code(folder: Path) -> bool:
@@ -42,8 +45,8 @@ def _has_own_code(folder: Path) -> bool:
 
 def check_config(config: Any) -> Any:
     """Reject a configuration that the attention function or the batching would silently compute incorrectly; return a
-    copy."""
-    text = config.get_text_config()
+    copy, of a multimodal model that of the text tower."""
+    config = text = text_config_of(config)
     name = type(config).__name__
     rope = getattr(text, "rope_parameters", None) or {}
     kinds = {rope.get("rope_type")} | {each.get("rope_type") for each in rope.values() if isinstance(each, dict)}

@@ -34,7 +34,8 @@ class RopeTable(nn.Module):
             this.cache_stats.rope_misses += 1
         else:
             this.cache_stats.rope_hits += 1
-        return tuple(part.index_select(0, position_ids[0]).unsqueeze(0) for part in table)
+        positions = position_ids.flatten(0, -2)[0]  # those of images, if the model has such, equal those of text
+        return tuple(part.index_select(0, positions).unsqueeze(0) for part in table)
 
     def _extend(
         self, table: tuple[torch.Tensor, ...] | None, like: torch.Tensor, length: int, which: tuple[object, ...]
