@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from swarm.stage.matmul import experts, linears
 from swarm.stage.matmul.elementwise import AlignedActivation, is_activation
 from swarm.stage.matmul.raw_matmul import wrap_matrices
 from swarm.stage.model import program, recipes
+from swarm.stage.model.adapter_folder import AdapterFolder
 from swarm.stage.model.checkpoint import Checkpoint, HeadKind, is_classifier, read_architecture
 from swarm.stage.model.configuration import check_config, read_config
 from swarm.stage.model.conversion import ConvertedSource, FolderSource, ModelSource, WeightSource
@@ -37,7 +38,7 @@ from swarm.stage.model.gguf_source import GgufSource
 from swarm.stage.model.portable_math import portable_math
 from swarm.stage.model.rope import RopeTable, is_rotary
 from swarm.stage.modules import families, fused
-from swarm.stage.modules.matrices import make_linear
+from swarm.stage.modules.matrices import JoinedProducts, make_linear, name_outputs
 from swarm.stage.modules.reading import Matrix, RowKind, WeightReader
 from swarm.stage.native.linears import NativeLinear, NativeModule
 from swarm.stage.native.memory import release_free_memory
@@ -220,11 +221,18 @@ class AbsentLayer(nn.Module):
 class WeightLoader:
     """Loads the weights of a skeleton's modules, one after the other, with the kernels of the device.
 
-    ``on_loaded`` is called with the number of bytes of each tensor.
+    ``on_loaded`` is called with the number of bytes of each tensor. ``adapters`` are loaded with the layers that they
+    change.
     """
 
-    def __init__(self, skeleton: ModelSkeleton, source: WeightSource, on_loaded: Callable[[int], None]) -> None:
-        self._skeleton, self._source, self._on_loaded = skeleton, source, on_loaded
+    def __init__(
+        self,
+        skeleton: ModelSkeleton,
+        source: WeightSource,
+        on_loaded: Callable[[int], None],
+        adapters: Sequence[AdapterFolder] = (),
+    ) -> None:
+        self._skeleton, self._source, self._on_loaded, self._adapters = skeleton, source, on_loaded, adapters
 
     def load_module(self, model: Any, name: str) -> None:
         """Read the weights of the module ``name`` in place; its ``Linear`` parts become kernels."""
@@ -241,7 +249,9 @@ class WeightLoader:
                 self._load_part(model, path, part)
         for path, part in list(module.named_modules(prefix=name)):
             self._simplify(model, path, part)
-        model.get_submodule(name).eval()
+        module = model.get_submodule(name).eval()
+        for adapter in self._adapters:
+            _add_adapter(module, name, adapter)
         release_free_memory()
 
     def _load_part(self, model: Any, path: str, part: nn.Module) -> None:
@@ -264,12 +274,16 @@ class WeightLoader:
     def _load_linear(self, path: str, part: nn.Linear) -> nn.Module:
         read = self._reader(path)
         bias = None if part.bias is None else read.tensor("bias", part.bias)
-        return self._build_linear(read.matrix("weight", part.weight), bias)
+        return self._build_linear(read.matrix("weight", part.weight), bias, [(path, part.out_features)])
 
-    def _build_linear(self, matrix: Matrix, bias: torch.Tensor | None) -> nn.Module:
+    def _build_linear(self, matrix: Matrix, bias: torch.Tensor | None, outputs: list[tuple[str, int]]) -> nn.Module:
         if isinstance(matrix, QuantizedWeight):
-            return make_linear(matrix, bias, self._skeleton.rows)
-        return linears.build_linear(self._skeleton.kernel, matrix, bias)
+            product: nn.Module = make_linear(matrix, bias, self._skeleton.rows)
+        else:
+            product = linears.build_linear(self._skeleton.kernel, matrix, bias)
+        if isinstance(product, NativeLinear):
+            name_outputs(product, outputs)
+        return product
 
     def _read_own(self, path: str, part: nn.Module) -> None:
         for leaf, parameter in list(part.named_parameters(recurse=False)):
@@ -328,6 +342,20 @@ class WeightLoader:
         config = self._skeleton.config.get_text_config()
         if name == f"{parts.output_embedding}.weight" and config.tie_word_embeddings:
             yield f"{parts.input_embedding}.weight"
+
+
+def _add_adapter(module: nn.Module, name: str, adapter: AdapterFolder) -> None:
+    """Add an adapter to the products of a loaded module. Raises ``ModelError`` if one that it changes is not there."""
+    weights = adapter.read(f"{name}.")
+    if not weights:
+        return
+    missing = set(weights)
+    for part in list(module.modules()):
+        if isinstance(part, (NativeLinear, JoinedProducts)):
+            for linear, _ in part.columns():
+                missing -= linear.add_adapter(adapter.name, weights)
+    if missing:
+        raise adapter.unsupported(missing)
 
 
 def _check_shape(name: str, shape: torch.Size, expected: torch.Size) -> None:
