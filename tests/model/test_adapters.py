@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
-from swarm.errors import ModelError
+from swarm.config.worker import WorkerSettings
+from swarm.errors import IllegalMove, ModelError
 from swarm.stage import native
 from swarm.stage.engine.forward import run_batch
 from swarm.stage.engine.torch_executor import TorchExecutor
@@ -202,6 +204,14 @@ def test_an_adapter_of_a_module_that_can_t_be_adapted_is_refused(save: Save, tmp
         ready(model, {"a": str(adapter)}, LayerRange(0, 6))
 
 
+def test_an_adapter_that_is_not_loaded_is_never_left_out(llama: Path, adapters: dict[str, str]) -> None:
+    executor = ready(llama, adapters)
+    executor.open(1, 64)
+    batch = Batch((Row(1, 0, 1, False),), np.array([5]), None, (), adapters=("green",))
+    with pytest.raises(IllegalMove, match="there is no adapter 'green'"):
+        executor.forward(batch, never, nothing)
+
+
 def test_without_our_kernels_adapters_are_refused(llama: Path, adapters: dict[str, str]) -> None:
     with native.disabled("a test"), pytest.raises(ModelError, match=r"adapters need Swarm's kernels.*a test"):
         ready(llama, adapters)
@@ -233,7 +243,8 @@ def test_what_is_no_plain_lora_is_refused(
 
 
 def test_a_bad_name_or_folder_is_refused(llama: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="an adapter's name has letters"):
-        TorchExecutor(str(llama), adapters={"a b": "x"})
+    for text in ("a b=x", "a", "a=", "=x"):
+        with pytest.raises(ValidationError, match="is not NAME=DIR, where NAME has letters"):
+            WorkerSettings(adapters=(text,))
     with pytest.raises(ModelError, match=r"adapter_config\.json is missing; an adapter is a folder in peft's format"):
         TorchExecutor(str(llama), adapters={"a": str(tmp_path)})

@@ -280,6 +280,7 @@ class TorchExecutor:
     # --- computing ---------------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]) -> ForwardResult:
+        self._check_adapters(batch)
         stage = self._active_stage() if batch.through is None else self._layers.part_stage(batch.through)
         clock = self._clock
         left_layers: list[Any] = []
@@ -335,9 +336,16 @@ class TorchExecutor:
             prompt_logprobs=prompts.items,
         )
 
+    def _check_adapters(self, batch: Batch) -> None:
+        """Raise ``IllegalMove`` for an adapter that is not loaded: the row would silently be computed without it."""
+        for name in set(batch.adapters) - {""}:
+            if (problem := self._manifest.adapter_error(name)) is not None:
+                raise IllegalMove(problem)
+
     def recheck(
         self, batch: Batch, limit: int, fenced: Callable[[], bool], progressed: Callable[[], None]
     ) -> ForwardResult:
+        self._check_adapters(batch)
         began = self._clock.mark()
         stage, result = self._rechecker.run(batch, limit, fenced, progressed, self.threads)
         hidden = None if stage.has_head or result is None else copy_to_array(result)

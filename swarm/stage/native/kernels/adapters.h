@@ -14,6 +14,8 @@ INLINE void lower_some(int kind, const SwarmAdapter *adapter, const void *x, int
   _Pragma("GCC unroll 4") for (int i = 0; i < count; i++) sums[i] = v_set(0.0f);
   for (int64_t at = 0; at < inputs; at += 16) {
     vec numbers = load_number(kind, x, at, inputs - at);
+    for (int i = 0; i < count && at % 32 == 0; i++) /* the next ranks' */
+      fetch_far((const char *)adapter->down + ((rank + count + i) * inputs + at) * (kind == SWARM_BFLOAT16 ? 2 : 4));
     _Pragma("GCC unroll 4") for (int i = 0; i < count; i++)
       sums[i] = v_fma(numbers, load_number(kind, adapter->down, (rank + i) * inputs + at, inputs - at), sums[i]);
   }
@@ -41,6 +43,22 @@ INLINE const SwarmAdapter *adapter_of(const SwarmAdapted *all, int64_t row) {
   if (all == NULL || all->which[row] < 0) return NULL;
   const SwarmAdapter *adapter = &all->adapters[all->which[row]][all->slot];
   return adapter->rank > 0 ? adapter : NULL;
+}
+
+/* Fetch what adapters add to some groups of outputs, which no processor foresees. */
+static void fetch_groups(const SwarmAdapted *all, int64_t first_row, int64_t rows, int64_t kind, int64_t first,
+                         int64_t count) {
+  const SwarmAdapter *before = NULL;
+  const int64_t bytes = 16 * (kind == SWARM_BFLOAT16 ? 2 : 4);
+  for (int64_t row = first_row; all != NULL && row < first_row + rows; row++) {
+    const SwarmAdapter *adapter = adapter_of(all, row);
+    if (adapter == NULL || adapter == before) continue;
+    const SwarmRanks last = adapter->groups[first + count - 1];
+    const char *stop = (const char *)adapter->up + (last.at + last.count) * bytes;
+    for (const char *at = (const char *)adapter->up + adapter->groups[first].at * bytes; at < stop; at += 64)
+      fetch_far(at);
+    before = adapter;
+  }
 }
 
 /* Sixteen outputs of a row with what its adapter adds to them. */

@@ -135,9 +135,14 @@ static void store_gated(const Product *job, const Share *mine, const float *sums
 static void multiply_piece(const void *argument, int64_t index, int64_t next) {
   const Product *job = argument;
   Share mine = share_of(job, index);
+  const int is_gated = mine.matrix->function != SWARM_LINEAR && mine.matrix->function < SWARM_ALONE;
+  const int64_t outputs = is_gated ? mine.matrix->outputs / 2 : mine.matrix->outputs, width = is_gated ? 2 : 4;
+  const int64_t groups = (outputs + 15) / 16, first = mine.block * width, count = least(width, groups - first);
+  fetch_groups(job->rows->adapted, mine.first, mine.rows, mine.matrix->kind, first, count);
+  if (is_gated) fetch_groups(job->rows->adapted, mine.first, mine.rows, mine.matrix->kind, groups + first, count);
   const float *sums = sums_of_block(job, &mine, next);
   if (sums == NULL) return;
-  if (mine.matrix->function == SWARM_LINEAR || mine.matrix->function >= SWARM_ALONE)
+  if (!is_gated)
     store_linear(job, &mine, sums);
   else
     store_gated(job, &mine, sums);
