@@ -274,8 +274,8 @@ def _random_model(config: Any, seed: int = 1) -> Any:
         copy.deepcopy(config), dtype=torch.float32, attn_implementation="eager", trust_remote_code=False
     )
     for parameter in model.parameters():
-        offset = 1.0 if parameter.ndim == 1 else 0.0
-        parameter.data = torch.randn(parameter.shape, generator=generator) * 0.15 + offset
+        offset, spread = (1.0, 0.15) if parameter.ndim == 1 else (0.0, min(0.15, 1.2 * parameter.shape[-1] ** -0.5))
+        parameter.data = torch.randn(parameter.shape, generator=generator) * spread + offset
     return model.eval().requires_grad_(False)
 
 
