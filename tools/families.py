@@ -46,6 +46,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma4": {"text_config": {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0}},
     "gemma4_text": {"hidden_size_per_layer_input": 0},
     "gemma4_unified_text": {"hidden_size_per_layer_input": 0, "use_bidirectional_attention": None},
+    "granite_swa": {"attention_multiplier": 1 / 64, "residual_multiplier": 0.22, "embedding_multiplier": 12.0},
     "granitemoehybrid": {"num_hidden_layers": 40, "layer_types": ["attention"] * 40},
     "hunyuan_v1_dense": {"head_dim": 128, "rope_parameters": _ROPE},
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 64, "moe_topk": 8, "rope_parameters": _ROPE},

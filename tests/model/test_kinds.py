@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from swarm.stage.engine import selfcheck
 from swarm.stage.engine.tiny import VOCABULARY, tiny_config
@@ -92,6 +93,24 @@ def test_a_kind_is_served_as_transformers_does(kind: str, folder: Any) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in SERVED if kind not in SAMPLE])
 def test_all_kinds_are_served_as_transformers_does(kind: str, folder: Any) -> None:
     check_as_transformers(kind, folder(kind))
+
+
+def test_a_model_of_two_layers_is_tried_with_four() -> None:
+    """So that each of three stages has one."""
+    config = tiny_config(AutoConfig.for_model("mistral", num_hidden_layers=2, num_attention_heads=48, head_dim=80))
+    assert config.num_hidden_layers == 4
+    assert config.num_attention_heads // config.num_key_value_heads == 48 // 8
+    assert config.head_dim == 80 // 4
+
+
+def test_kinds_of_layers_and_their_lists_stay_together() -> None:
+    """Two layers of each kind, dense ones first, and keys that later layers share come from earlier ones."""
+    deepseek = tiny_config(families.real_config("deepseek_v3"))
+    assert (deepseek.num_hidden_layers, deepseek.first_k_dense_replace) == (4, 2)
+    gemma = tiny_config(AutoConfig.for_model("gemma3n_text"))
+    first = gemma.num_hidden_layers - gemma.num_kv_shared_layers
+    assert set(gemma.layer_types[first:]) == set(gemma.layer_types[:first]) == {"full_attention", "sliding_attention"}
+    assert len(gemma.activation_sparsity_pattern) == gemma.num_hidden_layers
 
 
 @pytest.mark.parametrize("kind", ["bert", "mamba", "longcat_flash", "diffllama"])

@@ -13,6 +13,7 @@ from swarm.stage import native
 from swarm.stage.attention import function as attention
 from swarm.stage.attention import native_attention
 from swarm.stage.attention.grid import CELL
+from swarm.stage.engine.kv_transfers import shape_in_config
 from swarm.stage.matmul import experts, linears, proofs
 from swarm.stage.matmul.elementwise import is_activation
 from swarm.stage.matmul.raw_matmul import raw_matrices
@@ -187,9 +188,7 @@ def _describe_attention(skeleton: ModelSkeleton) -> str:
 
 def _empty_heads(skeleton: ModelSkeleton) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return queries, keys and values for zero tokens."""
-    config = skeleton.config.get_text_config()
-    num = config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // num
+    shape, num = shape_in_config(skeleton.config), skeleton.config.get_text_config().num_attention_heads
     like = torch.empty(0, dtype=skeleton.dtype, device=skeleton.device)
-    key = like.new_empty(0, getattr(config, "num_key_value_heads", num), size)
-    return like.new_empty(0, num, size), key, key
+    key = like.new_empty(0, shape.heads, shape.key_size)
+    return like.new_empty(0, num, shape.key_size), key, key

@@ -26,7 +26,7 @@ class KvTransfers:
         self._per_token = manifest.kv_bytes_per_token
         self._dtype, self._device = skeleton.dtype, skeleton.device
         self._dtype_name = cast("KvDtype", manifest.dtype)
-        self._config_shape = shape_in_config(skeleton.config)
+        self._config = skeleton.config
         self._shapes: dict[int, KvShape] = {}  # of all layers that were loaded so far
 
     def add_shapes(self, shapes: dict[int, KvShape]) -> None:
@@ -71,7 +71,7 @@ class KvTransfers:
 
     def _shape(self, layer: int) -> KvShape:
         """Return the shape of a layer's keys and values; before it was loaded, as the configuration gives it."""
-        return self._shapes.get(layer, self._config_shape)
+        return self._shapes.get(layer) or shape_in_config(self._config, layer)
 
     @property
     def copy_bytes(self) -> int:
@@ -79,9 +79,9 @@ class KvTransfers:
         return sum(self._per_token[layer] * positions for layer, positions in self._arena.copied.items())
 
 
-def shape_in_config(config: Any) -> KvShape:
-    """Return the shape that the model's configuration gives its layers."""
-    text = config.get_text_config()
+def shape_in_config(config: Any, layer: int = 0) -> KvShape:
+    """Return the shape that the model's configuration gives a layer."""
+    text = config.get_text_config().per_layer_config[layer]
     heads = int(text.num_attention_heads)
     size = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
     return KvShape(int(getattr(text, "num_key_value_heads", None) or heads), size, size)

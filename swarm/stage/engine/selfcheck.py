@@ -276,9 +276,8 @@ def _random_model(config: Any, seed: int = 1) -> Any:
         fix_rope(config), dtype=torch.float32, attn_implementation=attention, trust_remote_code=False
     )
     for parameter in model.parameters():
-        # Rows of any width are multiplied by as much: with more, rounding would decide what a deep model says.
-        offset, scale = (1.0, 0.15) if parameter.ndim == 1 else (0.0, min(0.15, 1.2 / math.sqrt(parameter.shape[-1])))
-        parameter.data = torch.randn(parameter.shape, generator=generator) * scale + offset
+        offset, spread = (1.0, 0.15) if parameter.ndim == 1 else (0.0, min(0.15, 1.2 * parameter.shape[-1] ** -0.5))
+        parameter.data = torch.randn(parameter.shape, generator=generator) * spread + offset
     return model.eval().requires_grad_(False)
 
 

@@ -16,22 +16,13 @@ from transformers import AutoConfig
 
 VOCABULARY = 96
 _HEAD_SIZE = 16  # the smallest that a head becomes
-_MOST_LAYERS = 8
+_FEWEST_LAYERS, _MOST_LAYERS = 4, 8
 
 # Largest values of settings that nothing else depends on.
 _LIMITS = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCABULARY),
-    **dict.fromkeys(
-        (
-            "intermediate_size",
-            "ffn_dim",
-            "n_inner",
-            "ffn_hidden_size",
-            "intermediate_size_mlp",
-            "shared_intermediate_size",
-        ),
-        96,
-    ),
+    **dict.fromkeys(("intermediate_size", "intermediate_size_mlp", "shared_intermediate_size", "ffn_dim"), 96),
+    **dict.fromkeys(("ffn_hidden_size", "n_inner"), 96),
     **dict.fromkeys(("dense_intermediate_size", "d_inner", "dim_ff", "decoder_ffn_dim"), 96),
     **dict.fromkeys(
         ("moe_intermediate_size", "shared_expert_intermediate_size", "shared_experts_intermediate_size"), 32
@@ -215,10 +206,13 @@ def _few_heads(heads: int, key_heads: int) -> int:
 
 
 def _choose(kinds: list[tuple[object, ...]]) -> list[int]:
-    """Return the first two layers of each kind, or the first one where that gives many, and four at least."""
+    """Return the first two layers of each kind, or the first one where that gives many; at least four."""
     for most in (2, 1):
         chosen = [n for n, kind in enumerate(kinds) if kinds[:n].count(kind) < most]
         if len(chosen) <= _MOST_LAYERS:
             break
     others = [n for n in range(len(kinds)) if n not in chosen]
-    return sorted([*chosen, *others[: max(0, 4 - len(chosen))]])
+    chosen = sorted([*chosen, *others[: max(0, _FEWEST_LAYERS - len(chosen))]])
+    while len(chosen) < _FEWEST_LAYERS:  # a model of fewer layers has each more than once
+        chosen = sorted(2 * chosen)
+    return chosen

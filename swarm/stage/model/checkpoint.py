@@ -208,7 +208,7 @@ class Checkpoint:
             embed_bytes=parts.embed,
             head_bytes=parts.head,
             shared_bytes=parts.shared,
-            kv_bytes_per_token=(per_token,) * self.num_layers,
+            kv_bytes_per_token=self._layer_kv_bytes(per_token, DTYPE_BYTES[dtype]),
             files=self._files,
             assets=self.assets,
             weights=self._weights,
@@ -217,6 +217,20 @@ class Checkpoint:
             num_labels=self.num_labels,
             pooling=read_pooling(self.folder),
         )
+
+    def _layer_kv_bytes(self, usual: int, number_bytes: int) -> tuple[int, ...]:
+        """Return each layer's bytes per position. Gemma 4 gives its full layers heads of their own."""
+        kv_bytes, text = [usual] * self.num_layers, self.text_config
+        own = text.get("per_layer_config") or {}
+        if not own and text.get("global_head_dim"):
+            heads = {"head_dim": text["global_head_dim"]}
+            if text.get("attention_k_eq_v", True) and text.get("num_global_key_value_heads"):
+                heads["num_key_value_heads"] = text["num_global_key_value_heads"]
+            own = {n: heads for n, kind in enumerate(text.get("layer_types") or ()) if kind == "full_attention"}
+        for layer, heads in own.items():
+            num, size = heads.get("num_key_value_heads", self.num_kv_heads), heads.get("head_dim", self.head_size)
+            kv_bytes[int(layer)] = 2 * num * size * number_bytes
+        return tuple(kv_bytes)
 
     @property
     def has_int8_rows(self) -> bool:
