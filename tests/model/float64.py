@@ -44,9 +44,9 @@ def distance(logits: torch.Tensor, truth: torch.Tensor) -> float:
     return float(rows.max() / truth.square().mean().sqrt())
 
 
-def truth_of(folder: Path, tokens: Sequence[int]) -> Truth:
+def truth_of(folder: Path, tokens: Sequence[int], kind: Any = AutoModelForCausalLM) -> Truth:
     """transformers' whole model in float64, with rotary tables as in float32: these belong to the model."""
-    model = AutoModelForCausalLM.from_pretrained(
+    model = kind.from_pretrained(
         folder, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
     ).eval()
     widest = max(module.in_features for module in model.modules() if isinstance(module, torch.nn.Linear))

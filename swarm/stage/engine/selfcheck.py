@@ -30,6 +30,7 @@ from swarm.stage.attention.arena import KvArena
 from swarm.stage.engine.forward import copy_to_array, run_batch
 from swarm.stage.engine.tiny import VOCABULARY, tiny_config
 from swarm.stage.executor import Batch
+from swarm.stage.model import text_models
 from swarm.stage.model.build import DTYPES, ModelSkeleton, Stage, WeightLoader, find_parts
 from swarm.stage.model.configuration import fix_rope
 from swarm.stage.model.conversion import transposed_names
@@ -270,6 +271,7 @@ def _generator(seed: int = 1) -> torch.Generator:
 def _random_model(config: Any, seed: int = 1) -> Any:
     """Return a model with random weights of high entropy: a model that repeats itself would hide errors."""
     generator = _generator(seed)
+    text_models.register(config)
     # Falcon's own attention adds its position biases twice.
     attention = "sdpa" if config.model_type == "falcon" else "eager"
     model = AutoModelForCausalLM.from_config(

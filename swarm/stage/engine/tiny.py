@@ -14,6 +14,8 @@ from typing import Any
 
 from transformers import AutoConfig
 
+from swarm.stage.model.text_models import text_config_of
+
 VOCABULARY = 96
 _HEAD_SIZE = 16  # the smallest that a head becomes
 _FEWEST_LAYERS, _MOST_LAYERS = 4, 8
@@ -64,7 +66,7 @@ _LAST_LAYERS = {"num_kv_shared_layers"}
 
 def tiny_config(config: Any) -> Any:
     """Return the configuration of a small model of the same kind, with every kind of layer that it has."""
-    text = config.get_text_config()
+    text = text_config_of(config)
     settings = _Settings(text)
     settings.choose_layers()
     settings.shrink_sizes()

@@ -31,7 +31,7 @@ from swarm.stage.executor import FenceRaised
 from swarm.stage.matmul import experts, linears
 from swarm.stage.matmul.elementwise import AlignedActivation, is_activation
 from swarm.stage.matmul.raw_matmul import wrap_matrices
-from swarm.stage.model import adapters, program, recipes
+from swarm.stage.model import adapters, program, recipes, text_models
 from swarm.stage.model.checkpoint import Checkpoint, HeadKind, is_classifier, read_architecture
 from swarm.stage.model.configuration import check_config, read_config
 from swarm.stage.model.conversion import ConvertedSource, FolderSource, ModelSource, WeightSource
@@ -127,7 +127,7 @@ class ModelSkeleton:
         if checkpoint.gguf is not None:
             return GgufSource(checkpoint)
         names = checkpoint.tensors.keys() | checkpoint.quantized.keys()
-        return ConvertedSource(self.model, names, FolderSource(checkpoint))
+        return ConvertedSource(self.model, names, FolderSource(checkpoint), checkpoint.config.get("model_type"))
 
 
 def _shorten(error: BaseException) -> str:
@@ -138,6 +138,7 @@ def _build_model(config: Any, head: HeadKind = "vocabulary") -> Any:
     kind = AutoModelForSequenceClassification if head == "scores" else AutoModelForCausalLM
     # Some classes look for their attention in a table of their own; adapters replace it.
     name = "eager" if config.model_type in adapters.OWN_TABLE else attention.NAME
+    text_models.register(config)
     try:
         with torch.device("meta"):
             model = kind.from_config(config, dtype=torch.float32, attn_implementation=name, trust_remote_code=False)

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +30,7 @@ from swarm.stage.model.gguf_names import GgufTensor, sort_tensors, translate_nam
 from swarm.stage.model.identity import compute_digest, compute_xxh3, describe_version, is_sampled
 from swarm.stage.model.location import ModelLocation
 from swarm.stage.model.sizes import MemorySizes
+from swarm.stage.model.text_tower import TEXT_ONLY, choose_names, is_multimodal
 from swarm.stage.quantization.at_load import AS_STORED, HEAD, INT8, Quantization
 from swarm.stage.quantization.contents import check_contents
 from swarm.stage.quantization.formats import supports_int8
@@ -55,6 +57,17 @@ _ASSETS = (
     "generation_config.json",
 )
 
+# Settings that describe a text tower; where all are present, transformers need not be asked.
+_TEXT_SETTINGS = {
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+}
+
 _HUB_CACHE_FOLDER = re.compile(r"models--.+?--(?P<name>.+)")
 
 
@@ -79,14 +92,17 @@ class Checkpoint:
         self.config = read_json(folder / "config.json", "a model folder needs it")
         settings, self._settings_file = read_quantization(folder, self.config, read_json)
         self.quantization = quantization
-        inner = self.config.get("text_config")
-        self.text_config: dict[str, Any] = inner if isinstance(inner, dict) and inner else self.config
+        self.is_multimodal = is_multimodal(self.config)
+        self.text_config = _read_text_config(folder, self.config) if self.is_multimodal else self.config
         self.gguf: dict[str, GgufTensor] | None = None
         # quantized matrices, by the names of a plain checkpoint; they are not in ``tensors``
         self.quantized: dict[str, StoredWeight]
         if gguf is None:
             kind = str(self.text_config.get("model_type"))
-            self.quantized, self.tensors = find_quantized(settings, dict(read_tensors(folder, remote)))
+            tensors = dict(read_tensors(folder, remote))
+            plain_name: Callable[[str], str | None] = choose_names(tensors) if self.is_multimodal else str
+            tensors = {name: tensor for name, tensor in tensors.items() if plain_name(name)}
+            self.quantized, self.tensors = find_quantized(settings, tensors)
         else:
             kind = str(gguf.metadata["general.architecture"])
             self.gguf = translate_names(gguf, self.config["model_type"], self.num_layers)
@@ -98,6 +114,10 @@ class Checkpoint:
         for name in chosen:
             del self.tensors[name]
         self.quantized |= chosen
+        if self.is_multimodal:
+            self.tensors = {str(plain_name(name)): tensor for name, tensor in self.tensors.items()}
+            renamed = [replace(weight, name=str(plain_name(weight.name))) for weight in self.quantized.values()]
+            self.quantized = {weight.name: weight for weight in renamed}
 
     @classmethod
     def at(cls, location: ModelLocation, quantization: Quantization = AS_STORED) -> Checkpoint:
@@ -197,7 +217,7 @@ class Checkpoint:
         per_token = 2 * self.num_kv_heads * self.head_size * DTYPE_BYTES[dtype]
         return Manifest(
             name=shorten_name(self.name),
-            architecture=self.architecture,
+            architecture=shorten_name(self.architecture + TEXT_ONLY) if self.is_multimodal else self.architecture,
             num_layers=self.num_layers,
             hidden_size=self.hidden_size,
             vocab_size=self.vocab_size,
@@ -338,6 +358,20 @@ class Checkpoint:
             if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most:
                 return value
         raise ModelError(f"{self.folder / 'config.json'} has no usable {names[0]}; is this a language model's folder?")
+
+
+def _read_text_config(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings of a multimodal model's text tower. Raises ``ModelError``.
+
+    Files leave out settings that equal transformers' defaults, which only transformers knows.
+    """
+    section = config.get("text_config")
+    if isinstance(section, dict) and section.keys() >= _TEXT_SETTINGS:
+        return section
+    from swarm.stage.model.configuration import read_config  # noqa: PLC0415 (imports torch)
+
+    settings: dict[str, Any] = read_config(folder).to_dict()
+    return settings
 
 
 def is_classifier(architecture: str) -> bool:

@@ -13,25 +13,28 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 
 from swarm.errors import ModelError
+from swarm.stage.model.text_models import text_config_of
 
 
 def read_config(folder: Path) -> Any:
-    """Read ``config.json`` as transformers does. Raises ``ModelError``.
+    """Read ``config.json`` as transformers does; of a multimodal model, return the text tower's configuration. Raises
+    ``ModelError``.
 
     Without ``trust_remote_code=False``, transformers asks at the terminal whether to run the folder's own Python.
     """
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, StrictDataclassError) as error:
         raise ModelError(
             f"{folder}: transformers doesn't support this model ({' '.join(str(error).split())[:200]})"
         ) from None
+    return text_config_of(config)
 
 
 def check_config(config: Any) -> Any:
     """Reject a configuration that the attention function or the batching would silently compute incorrectly; return a
-    copy."""
-    text = config.get_text_config()
+    copy, of a multimodal model that of the text tower."""
+    config = text = text_config_of(config)
     name = type(config).__name__
     layer_types = set(getattr(text, "layer_types", None) or ())
     unknown = layer_types - {"full_attention", "sliding_attention", "chunked_attention", "attention"}
