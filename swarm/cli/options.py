@@ -190,6 +190,14 @@ WeightsOption = Annotated[
         "quantized files.",
     ),
 ]
+AdapterOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter",
+        metavar="NAME=DIR",
+        help="LoRA adapter in peft's format, which requests name as their model. May be repeated.",
+    ),
+]
 MemoryOption = Annotated[
     str | None,
     typer.Option(

@@ -110,6 +110,7 @@ class Batch:
     proposed: Mapping[int, int] = field(default_factory=dict)  # rows that end in proposals: index, and their number
     vectors: tuple[VectorJob, ...] = ()  # jobs of the last stage, in the order of their rows
     prompts: tuple[PromptJob, ...] = ()  # likewise
+    adapters: tuple[str, ...] = ()  # of each row, "" for none; empty if no row has any
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,7 +244,7 @@ class ReplayQueue:
             held.recede(own, row.start)
         self.current = step
         tokens = np.asarray(step.tokens, dtype=np.int64)
-        batch = Batch(step.rows, tokens, needed.hidden, (), alone=step.alone, through=own)
+        batch = Batch(step.rows, tokens, needed.hidden, (), step.alone, own, adapters=self.store.adapters(step.rows))
         return Compute(step.epoch, step.step, batch, step.cause)
 
     def _is_needed(self, row: Row, step: Step, layers: LayerRange) -> bool:

@@ -65,7 +65,7 @@ class StoredSequence:
 
     def digests(self) -> tuple[int, ...]:
         """Return digests of the certain tokens from which the keys and values were computed."""
-        return prefix_digests(self.history, self.verified(max(r.position for r in self.kv)))
+        return prefix_digests(self.history, self.verified(max(r.position for r in self.kv)), self.open.params.adapter)
 
     def set_position(self, layers: LayerRange, position: int, num_proposed: int = 0) -> None:
         """Set the position in all of the stage's layers. The last ``num_proposed`` positions are of proposals."""
@@ -237,7 +237,13 @@ class SequenceStore:
             proposed=proposed,
             vectors=tuple(vectors),
             prompts=tuple(prompts),
+            adapters=self.adapters(step.rows),
         )
+
+    def adapters(self, rows: tuple[Row, ...]) -> tuple[str, ...]:
+        """Return the adapter of each row, for the batch."""
+        names = tuple(self.sequences[row.sequence].open.params.adapter for row in rows)
+        return names if any(names) else ()
 
     def apply_header(self, step: Step, layers: LayerRange) -> str | None:
         """Retire, release, open and truncate sequences, in this order; return an error text if that is impossible.

@@ -82,7 +82,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
-# Kinds whose attention, positions or masks are their own (``swarm/stage/model/adapters.py``).
+# Kinds whose attention, positions or masks are their own (``swarm/stage/model/older_kinds.py``).
 _PAIRED: dict[str, Any] = {"num_attention_heads": 4, "rotary_dim": 8}
 ADAPTED: dict[str, dict[str, Any]] = {
     "gpt2": {},

@@ -74,7 +74,7 @@ def trusted_positions(hello: Hello, state: State) -> dict[int, int] | None:
         position = max((part.position for part in held.kv), default=0)
         if sequence is None or held.limit != sequence.limit:
             continue  # two journals gave out the same number: this one replaced the other from a backup
-        counts = num_matching(sequence.tokens, position, held.digests)
+        counts = num_matching(sequence.tokens, position, held.digests, sequence.adapter)
         if counts:
             positions[sequence_id] = counts
     return positions
@@ -100,7 +100,8 @@ def _trust_digests(held: HeldSequence, state: State) -> HeldSequence:
     if not held.digests or sequence is None:
         return held
     position = max(part.position for part in held.kv)
-    count = num_matching(sequence.tokens, position, held.digests) if held.limit == sequence.limit else 0
+    is_whole = held.limit == sequence.limit
+    count = num_matching(sequence.tokens, position, held.digests, sequence.adapter) if is_whole else 0
     parts = (RangePosition(part.layers, min(part.position, count)) for part in held.kv)
     return msgspec.structs.replace(held, kv=tuple(parts))
 
@@ -154,7 +155,7 @@ class Rebuilder:
                 sequence.start_rebuild(runs)
                 waiting.append(sequence)
             else:
-                self.state.prefix.acknowledge(sequence.id, sequence.tokens, sequence.kv)
+                self.state.prefix.acknowledge(sequence.id, sequence.tokens, sequence.kv, sequence.adapter)
             self.state.running.refresh(sequence)
         self._speeds.reset()
         self.rebuilding.reports.clear()
@@ -232,7 +233,7 @@ class Rebuilder:
             self.rebuilding.queue.append(sequence)
             return
         self._drop_prefix(sequence.id)
-        self.state.prefix.acknowledge(sequence.id, sequence.tokens, sequence.kv)
+        self.state.prefix.acknowledge(sequence.id, sequence.tokens, sequence.kv, sequence.adapter)
         self.rebuilding.record_complete(self.state.next_step)
         self.state.running.refresh(sequence)
         self.state.count("sequences_rebuilt")

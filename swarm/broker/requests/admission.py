@@ -168,6 +168,8 @@ def check_submit(submit: Submit, manifest: Manifest) -> RequestRefusal | None:
         return RequestRefusal("invalid", str(error))
     if not submit.prompt:
         return RequestRefusal("invalid", "the prompt is empty: give at least one token")
+    if (unknown := manifest.adapter_error(submit.params.adapter)) is not None:
+        return RequestRefusal("invalid", unknown)
     unable = manifest.why_unable(submit.params.vector)
     if unable is not None:
         return RequestRefusal("unsupported_task", unable)
@@ -226,6 +228,7 @@ def refuse_outdated(state: State, params: SamplingParams) -> RequestRefusal | No
         return None
     what = "thinking with a budget or a grammar" if params.thinking is not None else "embeddings and scores"
     what = what if params.prompt_logprobs is None else "log probabilities of prompts"
+    what = "adapters" if params.adapter else what
     return RequestRefusal("unavailable", f"worker {worker} is too old for {what}: upgrade it", RETRY_S)
 
 

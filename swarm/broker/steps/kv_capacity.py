@@ -86,7 +86,7 @@ class KvAllocator:
         """Admit a sequence that starts from a cached prefix. Return False if there is none, or no capacity without
         evicting it."""
         state = self.state
-        prefix = None if sequence.starts_from_nothing else state.prefix.find(sequence.tokens)
+        prefix = None if sequence.starts_from_nothing else state.prefix.find(sequence.tokens, sequence.adapter)
         if prefix is None:
             return False
         source, position = prefix

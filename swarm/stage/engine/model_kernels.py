@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+import msgspec
 import torch
 
 from swarm.errors import ModelError
@@ -11,11 +12,13 @@ from swarm.log import get_logger
 from swarm.stage import native
 from swarm.stage.engine.kernel_report import describe_bits, describe_kernels
 from swarm.stage.engine.selfcheck import Numerics, check_cut, check_kernels, same_bits
+from swarm.stage.model.adapter_folder import AdapterFolder
 from swarm.stage.model.build import DTYPES, ModelSkeleton
 from swarm.stage.model.checkpoint import Checkpoint
 from swarm.stage.model.loading import Modules
 from swarm.stage.model.weight_formats import find_formats
 from swarm.stage.native.linears import NativeLinear
+from swarm.wire.messages import Manifest
 
 log = get_logger(__name__)
 
@@ -74,6 +77,19 @@ class ModelKernels:
         if self.skeleton.has_quantized_products:
             return num_bytes
         return int(num_bytes * self._checkpoint.packed_share(self._dtype_name))
+
+    def add_adapters(self, manifest: Manifest, adapters: Sequence[AdapterFolder]) -> Manifest:
+        """Return the manifest with these adapters. Raises ``ModelError`` if one can't change this model."""
+        if adapters and not self.are_own:
+            why = native.unavailable_reason() or f"they do not compute in {self._dtype_name} on {self._device}"
+            raise ModelError(f"adapters need Swarm's kernels, which this worker can't use ({why})")
+        layers, sizes = self.skeleton.parts.layers, list(manifest.layer_bytes)
+        for adapter in adapters:
+            adapter.check_model(self.skeleton.model, layers)
+            more = adapter.layer_bytes(layers, len(sizes), self.skeleton.dtype.itemsize)
+            sizes = [size + added for size, added in zip(sizes, more, strict=True)]
+        assets = tuple(adapter.asset() for adapter in adapters)
+        return msgspec.structs.replace(manifest, layer_bytes=tuple(sizes), adapters=assets)
 
     def add_left_to_torch(self, operations: Iterable[str]) -> None:
         """Record operations of loaded layers that torch computes as the processor decides."""

@@ -7,8 +7,9 @@ shared. ``activate`` swaps the stages.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -32,6 +33,7 @@ from swarm.stage.engine.prompt_logprobs import BatchPromptLogprobs, compute_prom
 from swarm.stage.engine.rechecks import Rechecker
 from swarm.stage.engine.vectors import BatchVectors, VectorPool
 from swarm.stage.executor import Batch, Capacity, FenceRaised, ForwardResult, KvData, Progress, StopCheck
+from swarm.stage.model.adapter_folder import open_adapters
 from swarm.stage.model.build import Stage, choose_dtype
 from swarm.stage.model.checkpoint import Checkpoint
 from swarm.stage.model.loading import StageLoader, log_fetching
@@ -77,6 +79,7 @@ class TorchExecutor:
     bytes that this worker may use in total (default: the device's free memory). ``kv_share``: share of the memory left
     by the weights that keys and values may take. ``threads``: number of threads that compute while other steps are in
     flight (default: torch's choice), ``threads_alone``: when there is no other step (default: all available cores).
+    ``adapters``: folders of adapters by name.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class TorchExecutor:
         threads: int | None = None,
         threads_alone: int | None = None,
         kv_share: float = KV_SHARE,
+        adapters: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         place = locate_model(path, log_fetching)
         self._checkpoint = Checkpoint.at(place, quantization)
@@ -99,10 +103,11 @@ class TorchExecutor:
         self.threads_alone = threads_alone or max(self.threads, cores.num_available())
         torch.set_num_threads(self.threads)
         cores.expect_threads(self.threads, self.threads_alone)
-        self._manifest = self._checkpoint.manifest(self._dtype_name)
+        opened = open_adapters(adapters)  # before the model's kernels, which take seconds
         self._kernels = ModelKernels(self._checkpoint, self._device, self._dtype_name)
         self._skeleton, self._source = self._kernels.skeleton, self._kernels.source
-        self._loader = StageLoader(self._checkpoint, self._manifest, self._skeleton, self._source)
+        self._manifest = self._kernels.add_adapters(self._checkpoint.manifest(self._dtype_name), opened)
+        self._loader = StageLoader(self._checkpoint, self._manifest, self._skeleton, self._source, opened)
         memory_bytes = self.scale_memory(memory_limit if memory_limit is not None else free_memory(self._device))
         self._memory = MemoryPlan(self._manifest, memory_bytes, kv_share)
         self._arena = KvArena(self._device)
@@ -275,6 +280,7 @@ class TorchExecutor:
     # --- computing ---------------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]) -> ForwardResult:
+        self._check_adapters(batch)
         stage = self._active_stage() if batch.through is None else self._layers.part_stage(batch.through)
         clock = self._clock
         left_layers: list[Any] = []
@@ -330,9 +336,16 @@ class TorchExecutor:
             prompt_logprobs=prompts.items,
         )
 
+    def _check_adapters(self, batch: Batch) -> None:
+        """Raise ``IllegalMove`` for an adapter that is not loaded: the row would silently be computed without it."""
+        for name in set(batch.adapters) - {""}:
+            if (problem := self._manifest.adapter_error(name)) is not None:
+                raise IllegalMove(problem)
+
     def recheck(
         self, batch: Batch, limit: int, fenced: Callable[[], bool], progressed: Callable[[], None]
     ) -> ForwardResult:
+        self._check_adapters(batch)
         began = self._clock.mark()
         stage, result = self._rechecker.run(batch, limit, fenced, progressed, self.threads)
         hidden = None if stage.has_head or result is None else copy_to_array(result)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,8 @@ from swarm.stage.executor import FenceRaised
 from swarm.stage.matmul import experts, linears
 from swarm.stage.matmul.elementwise import AlignedActivation, is_activation
 from swarm.stage.matmul.raw_matmul import wrap_matrices
-from swarm.stage.model import adapters, program, recipes, text_models
+from swarm.stage.model import older_kinds, program, recipes, text_models
+from swarm.stage.model.adapter_folder import AdapterFolder
 from swarm.stage.model.checkpoint import Checkpoint, HeadKind, is_classifier, read_architecture
 from swarm.stage.model.configuration import check_config, read_config
 from swarm.stage.model.conversion import ConvertedSource, FolderSource, ModelSource, WeightSource
@@ -40,7 +41,7 @@ from swarm.stage.model.kinds import check_folder
 from swarm.stage.model.portable_math import portable_math
 from swarm.stage.model.rope import RopeTable, is_rotary
 from swarm.stage.modules import families, fused
-from swarm.stage.modules.matrices import make_linear
+from swarm.stage.modules.matrices import JoinedProducts, make_linear, name_outputs
 from swarm.stage.modules.reading import Matrix, RowKind, WeightReader
 from swarm.stage.native.linears import NativeLinear, NativeModule
 from swarm.stage.native.memory import release_free_memory
@@ -136,8 +137,8 @@ def _shorten(error: BaseException) -> str:
 
 def _build_model(config: Any, head: HeadKind = "vocabulary") -> Any:
     kind = AutoModelForSequenceClassification if head == "scores" else AutoModelForCausalLM
-    # Some classes look for their attention in a table of their own; adapters replace it.
-    name = "eager" if config.model_type in adapters.OWN_TABLE else attention.NAME
+    # Some classes look for their attention in a table of their own, which is not used then.
+    name = "eager" if config.model_type in older_kinds.OWN_TABLE else attention.NAME
     text_models.register(config)
     try:
         with torch.device("meta"):
@@ -155,11 +156,11 @@ def _build_model(config: Any, head: HeadKind = "vocabulary") -> Any:
             what = "transformers has no model of this kind that continues a text, so it can't be served"
             raise ModelError(f"{type(config).__name__}: {what}") from None
         raise ModelError(f"{type(config).__name__}: transformers can't build this model ({_shorten(error)})") from None
-    if not model._supports_attention_backend and not adapters.is_adapted(model):
+    if not model._supports_attention_backend and not older_kinds.is_replaced(model):
         raise ModelError(f"{type(model).__name__} has no pluggable attention in transformers, so it can't be served")
     if hasattr(config, "_experts_implementation"):
         model.config._experts_implementation_internal = experts.NAME
-    adapters.adapt_model(model)
+    older_kinds.replace_forwards(model)
     if head == "none":
         model.set_output_embeddings(nn.Identity())
     return model.eval().requires_grad_(False)
@@ -184,12 +185,12 @@ def check_served(folder: Path) -> None:
 
 def find_parts(model: Any) -> ModelParts:
     """Find the parts by the order of the model's modules: the ones with weights before the layers, and after them."""
-    whole, base_name = adapters.find_base(model)
+    whole, base_name = older_kinds.find_base(model)
     base, kind = whole, type(model).__name__
     if base is model:
         raise ModelError(f"{kind} has no base model under a head, so it can't be cut")
     num_layers = base.config.get_text_config().num_hidden_layers
-    decoder = adapters.find_decoder(base)
+    decoder = older_kinds.find_decoder(base)
     if decoder is not None and decoder.holder:
         base, base_name = getattr(base, decoder.holder), f"{base_name}.{decoder.holder}"
     if next(base.parameters(recurse=False), None) is not None:
@@ -241,11 +242,18 @@ class AbsentLayer(nn.Module):
 class WeightLoader:
     """Loads the weights of a skeleton's modules, one after the other, with the kernels of the device.
 
-    ``on_loaded`` is called with the number of bytes of each tensor.
+    ``on_loaded`` is called with the number of bytes of each tensor. ``adapters`` are loaded with the layers that they
+    change.
     """
 
-    def __init__(self, skeleton: ModelSkeleton, source: WeightSource, on_loaded: Callable[[int], None]) -> None:
-        self._skeleton, self._source, self._on_loaded = skeleton, source, on_loaded
+    def __init__(
+        self,
+        skeleton: ModelSkeleton,
+        source: WeightSource,
+        on_loaded: Callable[[int], None],
+        adapters: Sequence[AdapterFolder] = (),
+    ) -> None:
+        self._skeleton, self._source, self._on_loaded, self._adapters = skeleton, source, on_loaded, adapters
 
     def load_module(self, model: Any, name: str) -> None:
         """Read the weights of the module ``name`` in place; its ``Linear`` parts become kernels."""
@@ -262,7 +270,9 @@ class WeightLoader:
                 self._load_part(model, path, part)
         for path, part in list(module.named_modules(prefix=name)):
             self._simplify(model, path, part)
-        model.get_submodule(name).eval()
+        module = model.get_submodule(name).eval()
+        for adapter in self._adapters:
+            _add_adapter(module, name, adapter)
         release_free_memory()
 
     def _load_part(self, model: Any, path: str, part: nn.Module) -> None:
@@ -287,23 +297,25 @@ class WeightLoader:
     def _load_linear(self, path: str, part: nn.Linear) -> nn.Module:
         read = self._reader(path)
         bias = None if part.bias is None else read.tensor("bias", part.bias)
-        return self._build_linear(read.matrix("weight", part.weight), bias)
+        return self._build_linear(read.matrix("weight", part.weight), bias, [(path, part.out_features)])
 
     def _load_transposed(self, path: str, part: Conv1D) -> nn.Module:
         """Load a linear layer whose plain weight is stored with its inputs first."""
         read = self._reader(path)
         quantized = read.quantized("weight", part.weight.T)
         matrix = read.tensor("weight", part.weight).T.contiguous() if quantized is None else quantized
-        return self._build_linear(matrix, read.tensor("bias", part.bias))
+        return self._build_linear(matrix, read.tensor("bias", part.bias), [(path, part.nf)])
 
-    def _build_linear(self, matrix: Matrix, bias: torch.Tensor | None) -> nn.Module:
+    def _build_linear(self, matrix: Matrix, bias: torch.Tensor | None, outputs: list[tuple[str, int]]) -> nn.Module:
         skeleton = self._skeleton
         if isinstance(matrix, QuantizedWeight):
-            module: nn.Module = make_linear(matrix, bias, skeleton.rows)
+            product: nn.Module = make_linear(matrix, bias, skeleton.rows)
         else:
-            module = linears.build_linear(skeleton.kernel, matrix, bias)
-        module.weight = torch.empty(0, dtype=skeleton.dtype, device=skeleton.device)  # models read its dtype
-        return module
+            product = linears.build_linear(skeleton.kernel, matrix, bias)
+        if isinstance(product, NativeLinear):
+            name_outputs(product, outputs)
+        product.weight = torch.empty(0, dtype=skeleton.dtype, device=skeleton.device)  # models read its dtype
+        return product
 
     def _read_own(self, path: str, part: nn.Module) -> None:
         for leaf, parameter in list(part.named_parameters(recurse=False)):
@@ -362,6 +374,20 @@ class WeightLoader:
         config = self._skeleton.config.get_text_config()
         if name == f"{parts.output_embedding}.weight" and config.tie_word_embeddings:
             yield f"{parts.input_embedding}.weight"
+
+
+def _add_adapter(module: nn.Module, name: str, adapter: AdapterFolder) -> None:
+    """Add an adapter to the products of a loaded module. Raises ``ModelError`` if one that it changes is not there."""
+    weights = adapter.read(f"{name}.")
+    if not weights:
+        return
+    missing = set(weights)
+    for part in list(module.modules()):
+        if isinstance(part, (NativeLinear, JoinedProducts)):
+            for linear, _ in part.columns():
+                missing -= linear.add_adapter(adapter.name, weights)
+    if missing:
+        raise adapter.unsupported(missing)
 
 
 def _check_shape(name: str, shape: torch.Size, expected: torch.Size) -> None:

@@ -23,7 +23,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 from swarm.stage import native
 from swarm.stage.attention import function as attention
 from swarm.stage.attention.options import AttentionOptions
-from swarm.stage.modules.matrices import JoinedProducts, make_joined, make_linear
+from swarm.stage.modules.matrices import JoinedProducts, make_joined, make_linear, name_outputs
 from swarm.stage.modules.mlps import load_linear
 from swarm.stage.modules.norms import NativeRmsNorm, replace_norm
 from swarm.stage.modules.reading import Matrix, WeightReader
@@ -195,7 +195,9 @@ def _join_qkv(part: Any, read: WeightReader) -> NativeLinear | JoinedProducts:
         None if each.bias is None else read.tensor(f"{name}.bias", each.bias)
         for name, each in zip(_QKV, parts, strict=True)
     ]
-    return make_joined(matrices, biases, read.rows)
+    product = make_joined(matrices, biases, read.rows)
+    name_outputs(product, [(f"{read.prefix}{name}", each.out_features) for name, each in zip(_QKV, parts, strict=True)])
+    return product
 
 
 def _reorder_qkv(part: Any, read: WeightReader, heads: int, size: int) -> NativeLinear:

@@ -67,7 +67,32 @@ class NativeMatrix(ctypes.Structure):
 class NativeRows(ctypes.Structure):
     """Rows to read and rows to write: ``SwarmRows`` of kernels.h."""
 
-    _fields_ = [("x", _pointer), ("stride", _count), ("out", _pointer), ("out_stride", _count)]
+    _fields_ = [
+        ("x", _pointer),
+        ("stride", _count),
+        ("out", _pointer),
+        ("out_stride", _count),
+        ("adapted", _pointer),
+    ]
+
+
+class NativeAdapter(ctypes.Structure):
+    """What an adapter adds to a product: ``SwarmAdapter`` of kernels.h."""
+
+    _fields_ = [*((name, _pointer) for name in ("down", "scales", "up", "groups")), ("rank", _count)]
+
+
+class NativeAdapted(ctypes.Structure):
+    """The adapters of a step's rows: ``SwarmAdapted`` of kernels.h."""
+
+    _fields_ = [
+        ("which", _pointer),
+        ("adapters", _pointer),
+        ("num_adapters", _count),
+        ("slot", _count),
+        ("lowered", _pointer),
+        ("stride", _count),
+    ]
 
 
 _refusals: list[str] = []  # at most one entry: why this process must not use the library
@@ -219,7 +244,7 @@ def _declare(opened: ctypes.CDLL) -> None:
     opened.swarm_attend.restype = ctypes.c_int
     opened.swarm_multiply.argtypes = [_pointer, _pointer, _count, _pointer, ctypes.c_int]
     opened.swarm_multiply.restype = ctypes.c_int
-    opened.swarm_linear.argtypes = [_pointer, _pointer, _count, _count, _pointer, _count, ctypes.c_int]
+    opened.swarm_linear.argtypes = [_pointer, _pointer, _count, _count, _pointer, _count, _pointer, ctypes.c_int]
     opened.swarm_linear.restype = ctypes.c_int
     opened.swarm_rms_norm.argtypes = [_count, _pointer, _count, _count, _count, _pointer, ctypes.c_float, _count]
     opened.swarm_rms_norm.restype = None

@@ -75,12 +75,39 @@ typedef struct {
   const SwarmFormat *format; /* of the packed weights; NULL: numbers of `kind`, as above */
 } SwarmMatrix;
 
+/* The ranks of an adapter that add to sixteen outputs: `count` from `first` on, whose vectors lie at `at` in `up`. */
+typedef struct {
+  int64_t first, count, at;
+} SwarmRanks;
+
+/*
+ * What an adapter adds to a product: up * (scales * (down * x)), summed in float32. Groups of sixteen outputs are those
+ * in which the product is stored: of a gated matrix, those of the gate, then those of what it gates.
+ */
+typedef struct {
+  const void *down;         /* [rank][inputs], of the rows' kind */
+  const float *scales;      /* [rank] */
+  const void *up;           /* [vector][16], of the rows' kind */
+  const SwarmRanks *groups;
+  int64_t rank;             /* 0: the adapter leaves this product alone */
+} SwarmAdapter;
+
+/* The adapters of a step's rows. */
+typedef struct {
+  const int32_t *which;                /* by row: index into `adapters`, or -1 for none */
+  const SwarmAdapter *const *adapters; /* of each one: what it adds to product number `slot` */
+  int64_t num_adapters, slot;
+  float *lowered; /* by row: scales * (down * x), `stride` apart */
+  int64_t stride;
+} SwarmAdapted;
+
 /* Rows, `stride` elements apart, of the matrix's kind. */
 typedef struct {
   const void *x;
   int64_t stride;
   void *out;
   int64_t out_stride;
+  const SwarmAdapted *adapted; /* NULL: no row has an adapter */
 } SwarmRows;
 
 /* One row of a step: its new tokens' place in the batch, their positions, and where its keys and values lie. */
@@ -215,6 +242,9 @@ typedef struct {
    */
   void (*combine)(int64_t kind, const SwarmRows *answers, const int64_t *slots, const float *weights, int64_t choices,
                   int64_t num_rows, int64_t size);
+  /* lowered = scales * (down * x) of `ranks` ranks from `first` on, of one row of `inputs` numbers. */
+  void (*lower)(int64_t kind, const SwarmAdapter *adapter, const void *x, int64_t inputs, int64_t first, int64_t ranks,
+                float *lowered);
   /* Quantize plain weights. Every variant gives the same bits. */
   void (*quantize)(const SwarmQuantization *job, int threads);
 } SwarmKernels;

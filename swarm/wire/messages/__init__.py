@@ -133,7 +133,7 @@ from swarm.wire.messages.keys import (
     RotateKey,
     RotateMember,
 )
-from swarm.wire.messages.manifest import Asset, AssetPart, Manifest, Pooling
+from swarm.wire.messages.manifest import MAX_ADAPTERS, Asset, AssetPart, Manifest, Pooling
 from swarm.wire.messages.orders import (
     Activate,
     AllowKey,

@@ -20,6 +20,8 @@ class Asset(Record, frozen=True):
     digest: Digest
 
 
+MAX_ADAPTERS = 256
+
 # Fields that depend on the weights' type.
 _DTYPE_FIELDS = ("dtype", "layer_bytes", "embed_bytes", "head_bytes", "shared_bytes", "kv_bytes_per_token")
 
@@ -39,8 +41,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ``weights``: how the weights are quantized; empty if they are plain. ``activations``: how the inputs of products are
     rounded; empty if they have the model's dtype. Other texts mean other numbers. ``shared_bytes``: what a stage with
     both the embedding and the head holds once for both. ``is_headless``: it has no head over the
-    vocabulary, so it draws no tokens. ``num_labels``: scores of its classification head; 0: it has none. ``pooling``:
-    None if the folder does not state it.
+    vocabulary, so it draws no tokens. ``num_labels``: scores of its classification head; 0: it has none. ``adapters``:
+    those that requests may name; ``layer_bytes`` counts them. ``pooling``: None if the folder does not state it.
     """
 
     name: Name
@@ -62,6 +64,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     shared_bytes: Whole = 0
     is_headless: bool = False
     num_labels: Whole = 0
+    adapters: Annotated[tuple[Asset, ...], msgspec.Meta(max_length=MAX_ADAPTERS)] = ()
     pooling: Pooling | None = None
 
     def weight_bytes(self, layers: LayerRange) -> int:
@@ -85,6 +88,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             return f"{self.name} has no head over the vocabulary, so it generates no text: serve another model"
         return None
 
+    def adapter_error(self, name: str) -> str | None:
+        """Return why requests can't name this adapter; None if they can, or name none."""
+        names = [adapter.name for adapter in self.adapters]
+        if not name or name in names:
+            return None
+        return f"there is no adapter {name!r}: {self.name} has {', '.join(names) or 'none'}"
+
     def vector_bytes(self, kind: VectorKind) -> int:
         """Return the size of a vector of this kind."""
         return 4 * (self.num_labels if kind == "scores" else self.hidden_size)
@@ -106,11 +116,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
         The name is not compared: users may name a model's folder freely. Nor is the pooling, which requests choose.
         """
-        for name in self.__struct_fields__[1:-1]:
+        for name in ("adapters", *self.__struct_fields__[1:-1]):  # other adapters also have other sizes
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine == theirs:
                 continue
-            if name in ("files", "assets"):
+            if name in ("files", "assets", "adapters"):
                 return f"{name}: {_describe_difference(mine, theirs)}"
             return f"{name}: {mine} here, {theirs} there"
         return None

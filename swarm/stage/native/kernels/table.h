@@ -1,5 +1,6 @@
 /* The table of a variant, once its header has said what a vector is. VARIANT: its name. */
 #include "../simd/functions.h"
+#include "adapters.h"
 #include "attention.h"
 #include "experts.h"
 #include "norms.h"
@@ -25,5 +26,6 @@ const SwarmKernels TABLE(VARIANT) = {
     .activate = activate,
     .route = route,
     .combine = combine,
+    .lower = lower,
     .quantize = quantize,
 };

@@ -1,7 +1,7 @@
-"""Adapters: forwards for kinds of models whose own code attends, embeds positions or builds masks by itself.
+"""Forwards for kinds of models whose own code attends, embeds positions or builds masks by itself.
 
 A kind's modules and weights stay as they are; only ``forward`` of its base model and of its attention is replaced, with
-the same computation by the current pass: positions come from there, and attention is ours. A base model with an adapter
+the same computation by the current pass: positions come from there, and attention is ours. A base model of these kinds
 also states which of its modules run before and after the layers, since their order in the class need not be that.
 """
 
@@ -76,7 +76,7 @@ _PLUGGABLE = frozenset({"BioGptModel", "StableLmModel"})
 OWN_TABLE = frozenset({"falcon", "gptj", "gpt_neo"})  # kinds that look for attention in a table of their own
 
 
-def is_adapted(model: Any) -> bool:
+def is_replaced(model: Any) -> bool:
     """Whether this kind of model attends by our function although transformers does not declare that it can."""
     kind = type(find_base(model)[0]).__name__
     return kind in _DECODERS or kind in _PLUGGABLE
@@ -91,12 +91,12 @@ def find_base(model: Any) -> tuple[Any, str]:
 
 
 def find_decoder(base: nn.Module) -> Decoder | None:
-    """Return the order of a base model's modules, if it has an adapter."""
+    """Return the order of a base model's modules, if it is of these kinds."""
     return _DECODERS.get(type(base).__name__)
 
 
-def adapt_model(model: Any) -> None:
-    """Replace the forwards of a model's modules that have adapters."""
+def replace_forwards(model: Any) -> None:
+    """Replace the forwards of a model's modules of these kinds."""
     base, _ = find_base(model)
     decoder = find_decoder(base)
     if decoder is not None:
@@ -105,13 +105,13 @@ def adapt_model(model: Any) -> None:
         base._buffers.clear()  # masks
         for index, layer in enumerate(getattr(base, decoder.layers)):
             for name, part in list(layer.named_modules()):
-                _adapt_part(layer, name, part, index)
+                _prepare_part(layer, name, part, index)
                 _replace_forward(part, _ATTENTIONS, model.config)
     for part in base.modules():
         _replace_forward(part, _PARTS, model.config)
 
 
-def _adapt_part(layer: nn.Module, name: str, part: Any, index: int) -> None:
+def _prepare_part(layer: nn.Module, name: str, part: Any, index: int) -> None:
     kind = type(part).__name__
     if kind == "BloomGelu":
         layer.set_submodule(name, ACT2FN["gelu_pytorch_tanh"])
@@ -122,10 +122,10 @@ def _adapt_part(layer: nn.Module, name: str, part: Any, index: int) -> None:
         part.layer_idx = index
 
 
-def _replace_forward(part: Any, adapters: Mapping[str, _Adapter], config: Any) -> None:
-    adapter = adapters.get(type(part).__name__)
-    if adapter is not None:
-        prepare, forward = adapter
+def _replace_forward(part: Any, replacements: Mapping[str, _Replacement], config: Any) -> None:
+    replacement = replacements.get(type(part).__name__)
+    if replacement is not None:
+        prepare, forward = replacement
         prepare(part, config)
         part.forward = MethodType(forward, part)
 
@@ -374,8 +374,8 @@ def _prepare_experts(self: Any, _: Any) -> None:
 
 
 # By class: what is done once with a module and the model's configuration, and its forward.
-_Adapter = tuple[Callable[[Any, Any], None], Callable[..., Any]]
-_ATTENTIONS: dict[str, _Adapter] = {
+_Replacement = tuple[Callable[[Any, Any], None], Callable[..., Any]]
+_ATTENTIONS: dict[str, _Replacement] = {
     "BloomAttention": (_prepare_bloom, _attend_bloom),
     "MptAttention": (_prepare_mpt, _attend_mpt),
     "FalconAttention": (_prepare_falcon, _attend_falcon),
@@ -386,7 +386,7 @@ _ATTENTIONS: dict[str, _Adapter] = {
     "GPTNeoXJapaneseAttention": (_prepare_paired, _attend_japanese),
     "Attention": (_no_preparation, _attend_openai),
 }
-_PARTS: dict[str, _Adapter] = {
+_PARTS: dict[str, _Replacement] = {
     "Llama4TextAttention": (_prepare_llama4, _attend_llama4),
     "Llama4TextMoe": (_no_preparation, _mix_llama4),
     "Llama4TextExperts": (_prepare_experts, mix_experts),
