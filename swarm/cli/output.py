@@ -137,7 +137,7 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, optio
 
     from swarm.screen import ReportTable
 
-    table = ReportTable(optional=optional, box=None, pad_edge=False, header_style="")
+    table = ReportTable(optional=optional, box=None, pad_edge=False)
     for heading in headings:
         table.add_column(Text(heading), overflow="fold")
     for row in rows:

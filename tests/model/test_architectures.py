@@ -235,9 +235,9 @@ def test_greedy_tokens_equal_generate(kind: str, folders: Any) -> None:
 @pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("kind", ["llama", "gpt_oss"])
 def test_dtypes_of_checkpoints(kind: str, stored: str, folders: Any) -> None:
-    """Stored in any of the three, a model runs in what ``auto`` picks (float16 is computed in float32 on a CPU), and in
-    each that a CPU computes. Logits are near those of the stored weights in float32 (on the average: a row may take
-    another expert), and have the same bits in chunks."""
+    """A checkpoint of each dtype runs in the dtype that ``auto`` chooses (a CPU computes float16 in float32) and in
+    each dtype that a CPU computes. Its logits are near the logits of the stored weights in float32 (on the average: a
+    row may take another expert), and have the same bits in chunks."""
     folder = folders(kind, getattr(torch, stored))
     with torch.inference_mode():
         expected = load_whole(folder)(torch.tensor([TOKENS]), use_cache=False).logits[0]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from swarm.cli.options import JsonOption
-from swarm.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, ConsoleProgress, make_console, print_error, print_json
+from swarm.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, ConsoleProgress, print_error, print_json, print_table
 from swarm.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -88,16 +88,13 @@ def list_batches(
     if as_json:
         print_json(batches)
         return
-    from swarm.screen import ReportTable
-
-    headings = ("batch", "status", "answered", "failed", "total", "created")
-    table = ReportTable(*headings, optional=("created",), box=None, pad_edge=False)
+    rows = []
     for batch in batches:
         counts = batch["request_counts"]
         created = datetime.fromtimestamp(batch["created_at"], UTC).astimezone().strftime("%Y-%m-%d %H:%M")
         numbers = (f"{counts[name]:,}" for name in ("completed", "failed", "total"))
-        table.add_row(batch["id"], batch["status"], *numbers, created)
-    make_console().print(table)
+        rows.append((batch["id"], batch["status"], *numbers, created))
+    print_table(("batch", "status", "answered", "failed", "total", "created"), rows, optional=("created",))
 
 
 @app.command(epilog="Example: swarm batch show batch_5f0c")

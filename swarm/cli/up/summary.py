@@ -70,10 +70,10 @@ def format_plan(plan: Json) -> list[str]:
         )
         for stage in stages
     ]
-    return [f"  {line}" for line in align(rows)]
+    return [f"  {line}" for line in _align(rows)]
 
 
-def align(rows: Sequence[Sequence[str]]) -> list[str]:
+def _align(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return a line for each row, with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
