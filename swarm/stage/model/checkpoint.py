@@ -54,6 +54,7 @@ _ASSETS = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
+    "chat_template.json",
     "generation_config.json",
 )
 

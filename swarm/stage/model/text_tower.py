@@ -14,6 +14,8 @@ from typing import Any
 
 # Appended to the architecture of a model whose other towers are not loaded.
 TEXT_ONLY = " (text only)"
+# For users of such a model.
+TEXT_ONLY_NOTE = "text only: its parts for images or audio are not loaded"
 
 _SECTIONS = ("text_config", "vision_config", "audio_config", "thinker_config")
 _NESTED = re.compile(r"(?:thinker\.)?(?:model\.)?(?:language_model|text_model|llm)\.(?:model\.)?(?P<rest>.+)")

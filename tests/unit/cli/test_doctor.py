@@ -160,7 +160,7 @@ def test_an_outlook_is_told_by_the_number_of_sequences() -> None:
 
 def test_what_is_found_of_a_processor_a_model_and_a_way() -> None:
     ahead = SpeedEstimate(((1, 13.0),), 0.5, (8,), 3 * GIB, 5 * GIB, 40_000)
-    model = ModelFacts("/models/llama", GIB // 2, digest="0123456789abcdef")
+    model = ModelFacts("/models/llama", GIB // 2, digest="0123456789abcdef", limits="text only")
     kernels = Kernels("avx512bf16", features=("avx2", "avx512_bf16"))
     way = BrokerConnectivity("tcp://b:5700", "0.2.0", 0.0004, 1e12)
     told = {
@@ -171,7 +171,7 @@ def test_what_is_found_of_a_processor_a_model_and_a_way() -> None:
         "ok",
         "Swarm's own, variant avx512bf16; the processor has avx2 avx512_bf16",
     )
-    assert told["model"] == ("ok", "/models/llama, 512 MiB of weights, files 0123456789abcdef")
+    assert told["model"] == ("ok", "/models/llama, 512 MiB of weights, files 0123456789abcdef, text only")
     assert told["room"] == (
         "ok",
         "a worker needs up to 3.0 GiB of the 5.0 GiB that it has for the model; there is memory for the keys and "
