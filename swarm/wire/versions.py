@@ -48,6 +48,7 @@ ADDED: Final[Mapping[int, Mapping[str, bool]]] = {
     4: {
         "description.manifest.activations": True,
         "description.manifest.adapters": True,
+        "description.manifest.extra_width": True,
         "description.manifest.is_headless": True,
         "description.manifest.num_labels": True,
         "description.manifest.pooling": True,
@@ -64,6 +65,7 @@ ADDED: Final[Mapping[int, Mapping[str, bool]]] = {
         "finished.vector": True,
         "hello.manifest.activations": False,
         "hello.manifest.adapters": False,
+        "hello.manifest.extra_width": True,
         "hello.manifest.is_headless": False,
         "hello.manifest.num_labels": False,
         "hello.manifest.pooling": True,
