@@ -60,6 +60,7 @@ ADDED: Final[Mapping[int, Mapping[str, bool]]] = {
         "join.device": False,
         "start_workers.device": False,
         "hello.bits": True,
+        "hello.dtypes": True,
         "hello.kv_endpoint": True,
         "finished.prompt_logprobs": True,
         "finished.vector": True,
