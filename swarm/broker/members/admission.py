@@ -88,6 +88,10 @@ class WorkerAdmission:
             self._deny(peer, hello, reason, now)
             return
         dtype = required_dtype(hello, self._state, self._settings.dtype)
+        common = self._common_dtype(hello) if dtype and dtype not in hello.dtypes else ""
+        if common:
+            self._change_dtype(common, hello, now)
+            dtype = common if common != hello.dtype else ""
         if dtype and (has_auto_dtype(hello) or self._settings.dtype or not self._may_replace_model(hello)):
             self._deny_dtype(peer, hello, dtype, now)
             return
@@ -130,6 +134,24 @@ class WorkerAdmission:
         self._state.newcomers.drop_claim(hello.incarnation)
         self._out.note("worker_recast", worker=hello.name, dtype=dtype, instead_of=hello.dtype)
         self._out.append(SendToWorker(peer, Denied(reason=reason, dtype=dtype)))
+
+    def _common_dtype(self, hello: Hello) -> str:
+        """Return the dtype to which all members must switch for this worker, which can't compute in theirs; empty if
+        there is none, or if it is too late: a plan has been made, or the settings decide."""
+        if self._settings.dtype or self._state.plans.epoch:
+            return ""
+        members = [worker.hello for worker in self._state.workers.values() if not worker.is_gone]
+        choices = [each for each in (hello.dtype, *hello.dtypes) if each in hello.dtypes]
+        return next((each for each in choices if all(each in member.dtypes for member in members)), "")
+
+    def _change_dtype(self, dtype: str, hello: Hello, now: float) -> None:
+        """Let all members restart with weights of this type, in which they and the new worker can compute."""
+        for member in [worker for worker in self._state.workers.values() if not worker.is_gone]:
+            reason = f"worker {hello.name} can't compute in {member.hello.dtype}, so the swarm computes in {dtype}"
+            self._out.note("worker_recast", worker=member.name, dtype=dtype, instead_of=member.hello.dtype)
+            self._out.append(SendToWorker(member.peer, Denied(reason=reason, dtype=dtype)))
+            self._on_worker_lost(member, reason, now)
+        self._state.set_manifest(None)
 
     def _may_replace_model(self, hello: Hello) -> bool:
         return may_replace_model(hello, self._state, self._reconfiguration.restart)

@@ -117,7 +117,7 @@ class ModelSizes:
         scaled by their bytes.
         """
         measured = manifest.layer_bytes[min(1, manifest.num_layers - 1)] or 1
-        buffers = positions * manifest.hidden_size * 4 * 8
+        buffers = positions * manifest.row_width * 4 * 8
         logits = vocabulary_rows * manifest.vocab_size * 4 * 2
         return cls(
             name=manifest.name,

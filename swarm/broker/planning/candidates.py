@@ -234,7 +234,7 @@ class CandidatePool:
         model = ModelSizes.from_manifest(
             self._manifest, positions=self._rules.step_positions, vocabulary_rows=self._rules.max_running
         )
-        moved = int((self._load.rows + self._load.positions) * self._manifest.hidden_size * 4)
+        moved = int((self._load.rows + self._load.positions) * self._manifest.row_width * 4)
         return PlanningProblem(
             model=replace(model, hop_bytes=moved),
             devices=tuple(devices),

@@ -239,7 +239,7 @@ class _LayerBench:
 
     def _pass(self, stage: Stage, rows: tuple[Row, ...], threads: int) -> Callable[[], object]:
         num = sum(row.count for row in rows)
-        hidden = np.full((num, self._text.hidden_size), VALUE, np.float32)
+        hidden = np.full((num, self._skeleton.row_width), VALUE, np.float32)
         batch = Batch(rows, np.zeros(num, np.int64), hidden, ())
         return lambda: run_batch(stage, self._arena, batch, threads=threads)
 

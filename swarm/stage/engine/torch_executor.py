@@ -410,7 +410,7 @@ class TorchExecutor:
 
     def test(self, progressed: Callable[[], None]) -> None:
         if self._layers.active is not None:
-            dry_runs.test_device(self._layers.active.stage, self._manifest.hidden_size, self.threads, progressed)
+            dry_runs.test_device(self._layers.active.stage, self._manifest.row_width, self.threads, progressed)
 
     def drop_spare(self) -> None:
         self._layers.drop_standby()

@@ -31,7 +31,7 @@ from swarm.stage.executor import FenceRaised
 from swarm.stage.matmul import experts, linears
 from swarm.stage.matmul.elementwise import AlignedActivation, is_activation
 from swarm.stage.matmul.raw_matmul import wrap_matrices
-from swarm.stage.model import older_kinds, program, recipes, text_models
+from swarm.stage.model import layer_inputs, older_kinds, program, recipes, text_models
 from swarm.stage.model.adapter_folder import AdapterFolder
 from swarm.stage.model.checkpoint import Checkpoint, HeadKind, is_classifier, read_architecture
 from swarm.stage.model.configuration import check_config, read_config
@@ -109,6 +109,7 @@ class ModelSkeleton:
         self.model = _build_model(self.config, head)
         self.parts = find_parts(self.model)
         self.num_layers = len(self.model.get_submodule(self.parts.layers))
+        self.row_width = layer_inputs.RowLayout.of_config(self.config).width  # numbers that stages pass on by position
         widths = {part.in_features for part in self.model.modules() if isinstance(part, nn.Linear)}
         widths |= {part.nx for part in self.model.modules() if isinstance(part, Conv1D)}
         self.kernel = linears.choose_kernel(device, dtype, widths)
@@ -200,7 +201,8 @@ def find_parts(model: Any) -> ModelParts:
     if len(stacks) != 1:
         raise ModelError(f"{kind} has no single list of {num_layers} layers, so it can't be cut")
     weighty = [name for name, child in base.named_children() if name != stacks[0] and _has_weights(child)]
-    tail = order[order.index(stacks[0]) :] if decoder is None else decoder.after_layers
+    after = layer_inputs.AFTER_LAYERS.get(type(base).__name__) if decoder is None else decoder.after_layers
+    tail = order[order.index(stacks[0]) :] if after is None else after
     names = {id(module): name for name, module in model.named_modules()}
     output = None if hasattr(model, "score") else model.get_output_embeddings()
     if output is None and not isinstance(getattr(model, "score", None), nn.Linear):
@@ -533,7 +535,7 @@ def _add_hooks(layer: nn.Module, index: int) -> None:
             return output
         hidden = output if isinstance(output, torch.Tensor) else output[0]
         if this.keep_rows is not None:
-            hidden = hidden[:, this.keep_rows]
+            hidden = hidden[..., this.keep_rows, :]
         this.output = hidden
         this.on_layers_done()
         return hidden if isinstance(output, torch.Tensor) else (hidden, *output[1:])

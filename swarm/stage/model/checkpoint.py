@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +29,7 @@ from swarm.stage.model.folder_files import RemoteWeights, read_json, read_tensor
 from swarm.stage.model.gguf_names import GgufTensor, sort_tensors, translate_names
 from swarm.stage.model.identity import compute_digest, compute_xxh3, describe_version, is_sampled
 from swarm.stage.model.location import ModelLocation
-from swarm.stage.model.sizes import MemorySizes
+from swarm.stage.model.sizes import MemorySizes, shared_sources
 from swarm.stage.model.text_tower import TEXT_ONLY, choose_names, is_multimodal
 from swarm.stage.quantization.at_load import AS_STORED, HEAD, INT8, Quantization
 from swarm.stage.quantization.contents import check_contents
@@ -69,6 +69,10 @@ _TEXT_SETTINGS = {
     "max_position_embeddings",
 }
 
+# Kinds of text towers whose stages pass on more than hidden states (``layer_inputs``), and the settings that decide it.
+_WIDE_KINDS = {"gemma3n_text", "gemma4_text", "gemma4_unified_text"}
+_WIDE_SETTINGS = {"layer_types", "num_kv_shared_layers", "hidden_size_per_layer_input"}
+
 _HUB_CACHE_FOLDER = re.compile(r"models--.+?--(?P<name>.+)")
 
 
@@ -94,7 +98,8 @@ class Checkpoint:
         settings, self._settings_file = read_quantization(folder, self.config, read_json)
         self.quantization = quantization
         self.is_multimodal = is_multimodal(self.config)
-        self.text_config = _read_text_config(folder, self.config) if self.is_multimodal else self.config
+        is_wide = self.config.get("model_type") in _WIDE_KINDS
+        self.text_config = _read_text_config(folder, self.config) if self.is_multimodal or is_wide else self.config
         self.gguf: dict[str, GgufTensor] | None = None
         # quantized matrices, by the names of a plain checkpoint; they are not in ``tensors``
         self.quantized: dict[str, StoredWeight]
@@ -216,6 +221,7 @@ class Checkpoint:
         """Return the manifest that all processes must agree on, with sizes in memory when computing in ``dtype``."""
         parts = self._sizes.of_parts(DTYPE_BYTES[dtype], self.num_layers, self.folder)
         per_token = 2 * self.num_kv_heads * self.head_size * DTYPE_BYTES[dtype]
+        kv_bytes = self._layer_kv_bytes(per_token, DTYPE_BYTES[dtype])
         return Manifest(
             name=shorten_name(self.name),
             architecture=shorten_name(self.architecture + TEXT_ONLY) if self.is_multimodal else self.architecture,
@@ -229,15 +235,27 @@ class Checkpoint:
             embed_bytes=parts.embed,
             head_bytes=parts.head,
             shared_bytes=parts.shared,
-            kv_bytes_per_token=self._layer_kv_bytes(per_token, DTYPE_BYTES[dtype]),
+            kv_bytes_per_token=kv_bytes,
             files=self._files,
             assets=self.assets,
             weights=self._weights,
             activations=INT8 if self.has_int8_rows else "",
             is_headless=self.head != "vocabulary",
             num_labels=self.num_labels,
+            extra_width=self._extra_width([size // DTYPE_BYTES[dtype] for size in kv_bytes]),
             pooling=read_pooling(self.folder),
         )
+
+    def _extra_width(self, kv_sizes: Sequence[int]) -> int:
+        """Return how many numbers stages pass on beside a hidden state (``layer_inputs``). ``kv_sizes``: of keys and
+        values, by layer."""
+        text = self.text_config
+        if text.get("model_type") not in _WIDE_KINDS:
+            return 0
+        streams = (int(text.get("altup_num_inputs", 1)) - 1) * self.hidden_size
+        shared = shared_sources(text["layer_types"], int(text["num_kv_shared_layers"]))
+        inputs = self.num_layers * int(text.get("hidden_size_per_layer_input") or 0)
+        return streams + inputs + sum(kv_sizes[layer] for layer in shared)
 
     def _layer_kv_bytes(self, usual: int, number_bytes: int) -> tuple[int, ...]:
         """Return each layer's bytes per position. Gemma 4 gives its full layers heads of their own."""
@@ -367,7 +385,10 @@ def _read_text_config(folder: Path, config: Mapping[str, Any]) -> Mapping[str, A
     Files leave out settings that equal transformers' defaults, which only transformers knows.
     """
     section = config.get("text_config")
-    if isinstance(section, dict) and section.keys() >= _TEXT_SETTINGS:
+    needed = _TEXT_SETTINGS
+    if isinstance(section, dict) and section.get("model_type") in _WIDE_KINDS:
+        needed = needed | _WIDE_SETTINGS
+    if isinstance(section, dict) and section.keys() >= needed:
         return section
     from swarm.stage.model.configuration import read_config  # noqa: PLC0415 (imports torch)
 

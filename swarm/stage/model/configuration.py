@@ -40,7 +40,7 @@ def check_config(config: Any) -> Any:
     unknown = layer_types - {"full_attention", "sliding_attention", "chunked_attention", "attention"}
     if unknown:
         raise ModelError(f"{name}: layers of type {', '.join(sorted(unknown))} keep a state that is not supported")
-    if getattr(text, "use_bidirectional_attention", None):
+    if getattr(text, "use_bidirectional_attention", None) not in (None, False, "vision"):  # tokens of images alone
         raise ModelError(f"{name}: attention to later tokens can't be served")
     config = fix_rope(config)
     config.use_cache = False

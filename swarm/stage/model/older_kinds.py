@@ -27,6 +27,7 @@ from swarm.stage.attention.options import AttentionOptions
 from swarm.stage.attention.passes import current_pass
 from swarm.stage.matmul.elementwise import apply_aligned
 from swarm.stage.matmul.experts import mix_experts
+from swarm.stage.model import layer_inputs
 from swarm.stage.model.portable_math import logarithm
 
 
@@ -99,7 +100,9 @@ def replace_forwards(model: Any) -> None:
     """Replace the forwards of a model's modules of these kinds."""
     base, _ = find_base(model)
     decoder = find_decoder(base)
-    if decoder is not None:
+    if layer_inputs.is_wide(base):
+        layer_inputs.replace_forward(base)
+    elif decoder is not None:
         base = getattr(base, decoder.holder) if decoder.holder else base
         base.swarm_decoder, base.forward = decoder, MethodType(_run_decoder, base)
         base._buffers.clear()  # masks

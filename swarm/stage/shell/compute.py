@@ -284,9 +284,9 @@ class ComputeThread:
             )
             return
         hidden = None if message.tensor is None or data is None else tensors.unpack(message.tensor, data)
-        size = self._executor.manifest.hidden_size
+        size = self._executor.manifest.row_width
         if hidden is not None and hidden.shape[1] != size:
-            reason = f"step.tensor.shape: {list(hidden.shape)}, but this model's hidden states have {size} numbers"
+            reason = f"step.tensor.shape: {list(hidden.shape)}, but this model's stages pass on {size} numbers"
             self._events.append(StepRefused(reason, sender))
             return
         if failpoints.armed and not message.replay:

@@ -313,6 +313,7 @@ def build_hello(
         schema=schema(),
         device=executor.device,
         dtype=executor.dtype,
+        dtypes=resources.dtypes,
         cores=os.cpu_count() or 1,
         endpoint=listener.endpoint,
         ticket=listener.ticket,

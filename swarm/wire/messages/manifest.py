@@ -42,7 +42,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     rounded; empty if they have the model's dtype. Other texts mean other numbers. ``shared_bytes``: what a stage with
     both the embedding and the head holds once for both. ``is_headless``: it has no head over the
     vocabulary, so it draws no tokens. ``num_labels``: scores of its classification head; 0: it has none. ``adapters``:
-    those that requests may name; ``layer_bytes`` counts them. ``pooling``: None if the folder does not state it.
+    those that requests may name; ``layer_bytes`` counts them. ``extra_width``: numbers per position that stages pass on
+    beside a hidden state. ``pooling``: None if the folder does not state it.
     """
 
     name: Name
@@ -65,7 +66,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     is_headless: bool = False
     num_labels: Whole = 0
     adapters: Annotated[tuple[Asset, ...], msgspec.Meta(max_length=MAX_ADAPTERS)] = ()
+    extra_width: Annotated[int, msgspec.Meta(ge=0, lt=2**24)] = 0
     pooling: Pooling | None = None
+
+    @property
+    def row_width(self) -> int:
+        """Numbers per position that stages pass on."""
+        return self.hidden_size + self.extra_width
 
     def weight_bytes(self, layers: LayerRange) -> int:
         """Return the bytes of weights for a stage with these layers, including the embedding (first layer) and the head

@@ -119,7 +119,8 @@ class Hello(Message, frozen=True, kw_only=True):
     if it needs one. ``build``: its release of Swarm. ``kv_share``: fraction of ``memory_bytes`` left by the weights
     that it uses for keys and values. ``settings``: its settings, for operators who ask. ``kv_endpoint``: its listener
     for copies of keys and values; empty: it takes none. ``bits``: as in ``Prepared``, if it has loaded anything.
-    ``spill_from``: length from which it writes sequences to disk; 0: none.
+    ``spill_from``: length from which it writes sequences to disk; 0: none. ``dtypes``: types of weights that it can
+    compute with, as its settings allow; empty: an older build, which does not report them.
 
     ``epoch`` is the last one the worker received, in the lineage ``lineage``. The broker never adopts numbers from a
     worker: a worker that is welcomed by another lineage starts over with that lineage's numbers.
@@ -152,6 +153,7 @@ class Hello(Message, frozen=True, kw_only=True):
     kv_endpoint: Endpoint = ""
     bits: Text = ""
     spill_from: Position = 0
+    dtypes: Annotated[tuple[Name, ...], msgspec.Meta(max_length=8)] = ()
 
 
 class Probe(Message, frozen=True):
