@@ -40,7 +40,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     ``weights``: how the weights are quantized; empty if they are plain. ``activations``: how the inputs of products are
     rounded; empty if they have the model's dtype. Other texts mean other numbers. ``shared_bytes``: what a stage with
-    both the embedding and the head holds once for both. ``is_headless``: it has no head over the
+    both the embedding and the head holds once for both. ``state_bytes``: size of each layer's recurrent state of a
+    sequence; empty if no layer has one. ``state_stride``: states are kept at every multiple of this position; 0: there
+    are none. ``kv_bytes_per_token`` includes a position's share of them. ``is_headless``: it has no head over the
     vocabulary, so it draws no tokens. ``num_labels``: scores of its classification head; 0: it has none. ``adapters``:
     those that requests may name; ``layer_bytes`` counts them. ``pooling``: None if the folder does not state it.
     """
@@ -65,7 +67,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     is_headless: bool = False
     num_labels: Whole = 0
     adapters: Annotated[tuple[Asset, ...], msgspec.Meta(max_length=MAX_ADAPTERS)] = ()
+    state_bytes: Annotated[tuple[Whole, ...], msgspec.Meta(max_length=MAX_LAYERS)] = ()
+    state_stride: Whole = 0
     pooling: Pooling | None = None
+
+    def floor_to_state(self, position: int) -> int:
+        """Return the last position, not behind this one, from which every layer can go on whenever it has been there.
+
+        Keys and values allow any position."""
+        return position // self.state_stride * self.state_stride if self.state_stride else position
 
     def weight_bytes(self, layers: LayerRange) -> int:
         """Return the bytes of weights for a stage with these layers, including the embedding (first layer) and the head
