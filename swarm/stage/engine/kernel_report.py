@@ -188,7 +188,8 @@ def _describe_attention(skeleton: ModelSkeleton) -> str:
 
 def _empty_heads(skeleton: ModelSkeleton) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return queries, keys and values for zero tokens."""
-    shape, num = shape_in_config(skeleton.config), skeleton.config.get_text_config().num_attention_heads
+    shape = shape_in_config(skeleton.config)
+    num = getattr(skeleton.config.get_text_config(), "num_attention_heads", 1)
     like = torch.empty(0, dtype=skeleton.dtype, device=skeleton.device)
     key = like.new_empty(0, shape.heads, shape.key_size)
     return like.new_empty(0, num, shape.key_size), key, key

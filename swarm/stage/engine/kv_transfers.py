@@ -83,6 +83,6 @@ class KvTransfers:
 def shape_in_config(config: Any, layer: int = 0) -> KvShape:
     """Return the shape that the model's configuration gives a layer."""
     text = config.get_text_config().per_layer_config[layer]
-    heads = int(text.num_attention_heads)
+    heads = int(getattr(text, "num_attention_heads", 1))
     size = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
     return KvShape(int(getattr(text, "num_key_value_heads", None) or heads), size, size)

@@ -156,6 +156,8 @@ class _Settings:
         mamba = next((name for name in _MAMBA_HEADS if self.values.get(name)), None)
         if mamba:
             self._shrink_mamba(mamba, few_width)
+        elif self._get("expand") and self._get("num_heads"):  # Mamba-2's own names
+            self.values |= {"num_heads": 4, "head_dim": few_width * self._get("expand") // 4}
 
     def _size_factor(self, size: int) -> int:
         """Return the power of two by which head sizes are divided: all stay whole, and rotated parts even."""
