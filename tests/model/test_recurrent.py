@@ -15,7 +15,7 @@ from swarm.stage.attention.grid import layout_spans
 from swarm.stage.attention.passes import ForwardPass, use_pass
 from swarm.stage.engine import selfcheck
 from swarm.stage.modules.recurrence import Segments, convolve, recur, scan
-from swarm.wire.messages import LayerRange, Row
+from swarm.wire.messages import STATE_STRIDE, LayerRange, Row
 
 HEADS, KEY_HEADS, KEYS, VALUES, CHANNELS, TAPS, NUMBERS = 6, 3, 20, 70, 100, 4, 5
 
@@ -93,16 +93,16 @@ def run_pass(arena: KvArena, rows: Sequence[Row], layer: Layer, where: slice, nu
         return layer(where, Segments(0, numbers))
 
 
-def open_arena() -> KvArena:
-    arena = KvArena(torch.device("cpu"))
+def open_arena(stride: int = STATE_STRIDE) -> KvArena:
+    arena = KvArena(torch.device("cpu"), stride)
     for sequence in (0, 1):
         arena.open(sequence, 64)
     return arena
 
 
-def advance(layer: Layer, numbers: int, chunks: Sequence[int]) -> torch.Tensor:
+def advance(layer: Layer, numbers: int, chunks: Sequence[int], stride: int = STATE_STRIDE) -> torch.Tensor:
     """Advance a sequence by these chunks, and return its outputs."""
-    arena, at, pieces = open_arena(), 0, []
+    arena, at, pieces = open_arena(stride), 0, []
     for count in chunks:
         pieces.append(run_pass(arena, [Row(0, at, count, True)], layer, slice(at, at + count), numbers))
         at += count
@@ -118,6 +118,7 @@ def test_chunks_do_not_change_bits(kind: str) -> None:
     whole = advance(layer, numbers, [40])
     for chunks in ([1] * 40, [7, 1, 30, 2], [39, 1]):
         assert torch.equal(advance(layer, numbers, chunks), whole)
+    assert torch.equal(advance(layer, numbers, [40], stride=3), whole)  # each segment needs the one before it
 
 
 @pytest.mark.skipif(native.library() is None, reason="no native kernels")

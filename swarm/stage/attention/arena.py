@@ -29,9 +29,9 @@ from swarm.stage.attention.layouts import choose_layouts
 from swarm.stage.attention.racks import KvShape, LayerBuffer, Rack, Region, new_buffer
 from swarm.stage.attention.shared_slots import SharedSlots, SlotMappings
 from swarm.stage.attention.sharing import can_share
-from swarm.stage.attention.states import STATE_STRIDE, StateStore
+from swarm.stage.attention.states import StateStore
 from swarm.stage.attention.transfer import Slabs, count_numbers
-from swarm.wire.messages import LayerRange, Row
+from swarm.wire.messages import STATE_STRIDE, LayerRange, Row
 
 # Sequences that share a rack, on systems where giving back a part of a mapping zeroes it.
 _RACK_SLOTS = 32

@@ -17,15 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 
 from swarm.errors import IllegalMove
 from swarm.stage.attention.grid import Span
-
-STATE_STRIDE: Final = 512
-WORKING_STATES: Final = 3  # states of a sequence in a layer beside those at multiples of the stride
+from swarm.wire.messages import STATE_STRIDE
 
 
 @dataclass(frozen=True, slots=True)

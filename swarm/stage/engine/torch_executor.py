@@ -18,7 +18,6 @@ import torch
 from swarm.errors import IllegalMove, KvFull, ModelError
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.passes import CacheStats
-from swarm.stage.attention.states import STATE_STRIDE
 from swarm.stage.engine import dry_runs
 from swarm.stage.engine.batch_sampling import BatchSamples, sample_batch
 from swarm.stage.engine.device import free_memory, make_clock, memory_stats, parse_device, release_cached
@@ -42,7 +41,7 @@ from swarm.stage.model.location import locate_model
 from swarm.stage.native import cores
 from swarm.stage.native.memory import release_free_memory
 from swarm.stage.quantization.at_load import AS_STORED, Quantization
-from swarm.wire.messages import KV_SHARE, LayerCost, LayerRange, Manifest, layers_of, to_ranges
+from swarm.wire.messages import KV_SHARE, STATE_STRIDE, LayerCost, LayerRange, Manifest, layers_of, to_ranges
 
 
 @dataclass(slots=True)
@@ -107,7 +106,8 @@ class TorchExecutor:
         opened = open_adapters(adapters)  # before the model's kernels, which take seconds
         self._kernels = ModelKernels(self._checkpoint, self._device, self._dtype_name)
         self._skeleton, self._source = self._kernels.skeleton, self._kernels.source
-        self._manifest = self._kernels.add_adapters(self._checkpoint.manifest(self._dtype_name), opened)
+        manifest = self._kernels.add_states(self._checkpoint.manifest(self._dtype_name))
+        self._manifest = self._kernels.add_adapters(manifest, opened)
         self._loader = StageLoader(self._checkpoint, self._manifest, self._skeleton, self._source, opened)
         memory_bytes = self.scale_memory(memory_limit if memory_limit is not None else free_memory(self._device))
         self._memory = MemoryPlan(self._manifest, memory_bytes, kv_share)

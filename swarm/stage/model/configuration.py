@@ -17,7 +17,17 @@ from swarm.stage.model.text_models import text_config_of
 
 # Layers of a type that none of our modules computes show in the comparison of cut and whole models.
 _LAYER_TYPES = frozenset(
-    {"full_attention", "sliding_attention", "attention", "linear_attention", "conv", "hybrid", "mlp", "moe"}
+    {
+        "full_attention",
+        "sliding_attention",
+        "chunked_attention",
+        "attention",
+        "linear_attention",
+        "conv",
+        "hybrid",
+        "mlp",
+        "moe",
+    }
 )
 
 

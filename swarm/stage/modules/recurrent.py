@@ -37,20 +37,29 @@ class AdoptedParts(nn.Module):
 
 
 class RecurrentModule(AdoptedParts):
-    """A module with a state between positions."""
+    """A module with a state between positions: the inputs that its convolution needs again, and other numbers."""
 
     def __init__(self, part: Any) -> None:
         super().__init__(part)
         self.layer_idx = int(part.layer_idx)
+        self._conv = next((name for name, child in part.named_children() if isinstance(child, nn.Conv1d)), "")
+        # of the state: numbers of the convolution, which come first, and of all
+        self._state = self._numbers = 0
+        if self._conv:
+            channels, _, taps = self.get_parameter(f"{self._conv}.weight").shape
+            self._state = self._numbers = (taps - 1) * channels
 
-    def _prepare_convolution(self, name: str) -> int:
-        """Keep the convolution's weights, ``[taps, channels]``, as the kernels read them; return its state's size."""
-        part = self.get_submodule(name)
-        assert isinstance(part, nn.Conv1d), "the known modules convolve so"
-        self._conv_weight = part.weight.detach().squeeze(1).float().t().contiguous()
-        self._conv_bias = None if part.bias is None else part.bias.detach().float().contiguous()
-        taps, channels = self._conv_weight.shape
-        return (taps - 1) * channels
+    @property
+    def state_bytes(self) -> int:
+        """Size of a sequence's state."""
+        return self._numbers * torch.float32.itemsize
+
+    def prepare(self) -> None:
+        """Keep the convolution's weights, ``[taps, channels]``, as the kernels read them."""
+        if self._conv:
+            part: Any = self.get_submodule(self._conv)
+            self._conv_weight = part.weight.detach().squeeze(1).float().t().contiguous()
+            self._conv_bias = None if part.bias is None else part.bias.detach().float().contiguous()
 
     def _convolve(self, rows: torch.Tensor, function: str, segments: Segments) -> torch.Tensor:
         return convolve(rows, self._conv_weight, self._conv_bias, function, segments)
@@ -75,13 +84,13 @@ class DeltaNet(RecurrentModule):
         self._key_heads, self._heads = part.num_k_heads, part.num_v_heads
         self._key_size, self._value_size = part.head_k_dim, part.head_v_dim
         self._key_dim, self._value_dim = self._key_size * self._key_heads, self._value_size * self._heads
+        self._numbers += self._key_size * self._value_dim
         self._function = _function_of(part.activation)
         self._beta_scale = 2.0 if getattr(part, "allow_neg_eigval", False) else 1.0
         self._norm, self._out = ("norm", "out_proj") if hasattr(part, "out_proj") else ("o_norm", "o_proj")
 
     def prepare(self) -> None:
-        conv = self._prepare_convolution("conv1d")
-        self._state, self._numbers = conv, conv + self._heads * self._key_size * self._value_size
+        super().prepare()
         self._rate = _rates(self.get_parameter("A_log"))
         self._step_bias = self.get_parameter("dt_bias").detach().float()
         norm = self.get_submodule(self._norm)
@@ -169,10 +178,10 @@ class ChannelDeltaNet(RecurrentModule):
     def __init__(self, part: Any) -> None:
         super().__init__(part)
         self._heads, self._size, self._function = part.num_heads, part.head_dim, _function_of(part.activation)
+        self._numbers += self._heads * self._size * self._size
 
     def prepare(self) -> None:
-        conv = self._prepare_convolution("conv1d")
-        self._state, self._numbers = conv, conv + self._heads * self._size * self._size
+        super().prepare()
         self._rate = _rates(self.get_parameter("forget_gate.A_log")).view(-1, 1)
         self._step_bias = self.get_parameter("forget_gate.dt_bias").detach().float()
         norm: Any = self.get_submodule("o_norm")
@@ -211,12 +220,11 @@ class StateSpace(RecurrentModule):
         super().__init__(part)
         self._heads, self._size, self._groups = part.num_heads, part.head_dim, part.n_groups
         self._numbers_per_channel, self._width = part.ssm_state_size, part.intermediate_size
+        self._numbers += self._heads * self._size * self._numbers_per_channel
         self._function, self._limits = _function_of(part.activation), part.time_step_limit
 
     def prepare(self) -> None:
-        conv = self._prepare_convolution("conv1d")
-        self._state = conv
-        self._numbers = conv + self._heads * self._size * self._numbers_per_channel
+        super().prepare()
         self._rate = _rates(self.get_parameter("A_log"))
         self._step_bias = self.get_parameter("dt_bias").detach().float()
         self._skip = self.get_parameter("D").detach().float().view(-1, 1)
@@ -294,13 +302,13 @@ class SelectiveScan(RecurrentModule):
     def __init__(self, part: Any) -> None:
         super().__init__(part)
         self._width, self._count, self._rank = part.intermediate_size, part.ssm_state_size, part.time_step_rank
+        self._numbers += self._width * self._count
         self._function = _function_of(part.activation)
         # Falcon-Mamba's norms have no weights
         self._epsilon = float(getattr(part, "rms_eps", 0.0))
 
     def prepare(self) -> None:
-        self._state = self._prepare_convolution("conv1d")
-        self._numbers = self._state + self._width * self._count
+        super().prepare()
         self._rate = _rates(self.get_parameter("A_log")).t().contiguous()
         self._skip = self.get_parameter("D").detach().float()
         self._ones = torch.ones(max(self._rank, self._count), device=self._rate.device)
@@ -329,9 +337,6 @@ class SelectiveScan(RecurrentModule):
 class ShortConvolution(RecurrentModule):
     """A convolution between two gates (LFM2)."""
 
-    def prepare(self) -> None:
-        self._numbers = self._prepare_convolution("conv")
-
     def forward(self, hidden_states: torch.Tensor, **_: object) -> torch.Tensor:
         before, after, x = self._apply_part("in_proj", hidden_states)[0].chunk(3, dim=1)
         segments = Segments(self.layer_idx, self._numbers)
@@ -345,13 +350,11 @@ class LightningAttention(RecurrentModule):
     def __init__(self, part: Any) -> None:
         super().__init__(part)
         self._heads, self._size = part.num_attention_heads, part.head_dim
+        self._numbers = self._heads * self._size * self._size
         # the model's own slopes, in float64, whose last bits no float32 shows
         factor = 1 - part.layer_idx / (part.num_hidden_layers - 1 + 1e-5) + 1e-5
         slopes = [2.0 ** (-8 * (head + 1) / self._heads) * factor for head in range(self._heads)]
         self._decay = torch.tensor([math.exp(-slope) for slope in slopes])
-
-    def prepare(self) -> None:
-        self._numbers = self._heads * self._size * self._size
 
     def forward(self, hidden_states: torch.Tensor, **_: object) -> tuple[torch.Tensor, None]:
         rows = self._apply_part("act_fn", self._apply_part("qkv_proj", hidden_states))[0].float()
@@ -429,3 +432,16 @@ def replace_recurrent(model: Any) -> None:
         if ours is not None:
             part.swarm_config = model.config.get_text_config()
             model.set_submodule(name, ours(part))
+
+
+def state_bytes(layers: nn.ModuleList) -> tuple[int, ...]:
+    """Return the size of each layer's state of a sequence; empty if no layer has one."""
+    sizes = tuple(
+        sum(part.state_bytes for part in layer.modules() if isinstance(part, RecurrentModule)) for layer in layers
+    )
+    return sizes if any(sizes) else ()
+
+
+def has_attention(layer: nn.Module) -> bool:
+    """Whether the layer of a model with states also keeps keys and values."""
+    return any(hasattr(part, "num_key_value_groups") for part in layer.modules())

@@ -3,7 +3,8 @@ the files that clients need."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+from typing import Annotated, Final
 
 import msgspec
 
@@ -21,11 +22,19 @@ class Asset(Record, frozen=True):
 
 
 MAX_ADAPTERS = 256
+STATE_STRIDE: Final = 512
+WORKING_STATES: Final = 3  # states of a sequence in a layer beside those at multiples of the stride
 
 # Fields that depend on the weights' type.
 _DTYPE_FIELDS = ("dtype", "layer_bytes", "embed_bytes", "head_bytes", "shared_bytes", "kv_bytes_per_token")
 
 _QUANTIZATION_FIELDS = ("weights", "activations")
+
+
+def count_reserved(state_bytes: int, budget: int, max_sequences: int) -> int:
+    """Return for how many sequences a stage reserves memory for states of this size: they may take half of the budget
+    for keys and values, but there is memory for one."""
+    return min(max_sequences, max(1, budget // 2 // state_bytes)) if state_bytes else max_sequences
 
 
 class Pooling(Record, frozen=True):
@@ -76,6 +85,19 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
         Keys and values allow any position."""
         return position // self.state_stride * self.state_stride if self.state_stride else position
+
+    def with_states(self, state_bytes: tuple[int, ...], attends: tuple[bool, ...]) -> Manifest:
+        """Return the manifest of a model whose layers keep states of these sizes. ``attends``: which layers have keys
+        and values beside them."""
+        layers = zip(state_bytes, attends, self.kv_bytes_per_token, strict=True)
+        per_token = tuple(kv * keeps_kv + math.ceil(state / STATE_STRIDE) for state, keeps_kv, kv in layers)
+        return msgspec.structs.replace(
+            self, state_bytes=state_bytes, state_stride=STATE_STRIDE, kv_bytes_per_token=per_token
+        )
+
+    def working_state_bytes(self, layers: LayerRange) -> int:
+        """Return the bytes of a sequence's states in these layers that no position counts."""
+        return WORKING_STATES * sum(self.state_bytes[layers.first : layers.stop])
 
     def weight_bytes(self, layers: LayerRange) -> int:
         """Return the bytes of weights for a stage with these layers, including the embedding (first layer) and the head

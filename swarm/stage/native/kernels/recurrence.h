@@ -1,6 +1,7 @@
 /*
  * Layers that keep a state between positions. All of them go through a sequence position by position, in one order of
- * operations, so that no bit depends on where a step ends. Work is shared out by sequences, heads and channels.
+ * operations, so that no bit depends on where a step ends. Work is shared out by sequences, heads and channels: the
+ * thread that begins a sequence's first segment goes on with those that begin with the state that it has written.
  */
 #ifndef SWARM_RECURRENCE_H
 #define SWARM_RECURRENCE_H
@@ -14,6 +15,10 @@
 enum { CHANNELS = 64, CHANNEL_VECTORS = CHANNELS / 16 }; /* of a piece */
 
 static int64_t channel_blocks(int64_t channels) { return (channels + CHANNELS - 1) / CHANNELS; }
+
+static int continues(const SwarmSegment *segments, int64_t at) {
+  return at > 0 && segments[at].before == segments[at - 1].after;
+}
 
 /* Copy some columns of a state's rows. */
 static void copy_columns(const float *before, float *after, int64_t rows, int64_t stride, int64_t count) {
@@ -31,12 +36,8 @@ INLINE vec earlier_input(const SwarmConvolution *job, const SwarmSegment *segmen
   return v_load_some(kept + channel, left);
 }
 
-static void convolve_piece(const void *argument, int64_t index, int64_t next) {
-  const SwarmConvolution *job = argument;
-  int64_t blocks = channel_blocks(job->channels), taps = job->taps;
-  const SwarmSegment *segment = job->segments + index / blocks;
-  int64_t first = index % blocks * CHANNELS, stop = least(first + CHANNELS, job->channels);
-  (void)next;
+static void convolve_segment(const SwarmConvolution *job, const SwarmSegment *segment, int64_t first) {
+  int64_t taps = job->taps, stop = least(first + CHANNELS, job->channels);
   for (int64_t channel = first; channel < stop; channel += 16) {
     int64_t left = job->channels - channel;
     vec bias = job->bias == NULL ? v_set(0.0f) : v_load_some(job->bias + channel, left);
@@ -53,6 +54,15 @@ static void convolve_piece(const void *argument, int64_t index, int64_t next) {
       v_store_some(to, earlier_input(job, segment, segment->count, back, channel), left);
     }
   }
+}
+
+static void convolve_piece(const void *argument, int64_t index, int64_t next) {
+  const SwarmConvolution *job = argument;
+  int64_t blocks = channel_blocks(job->channels), at = index / blocks;
+  (void)next;
+  if (continues(job->segments, at)) return;
+  do convolve_segment(job, job->segments + at, index % blocks * CHANNELS);
+  while (++at < job->num_segments && continues(job->segments, at));
 }
 
 static void convolve(const SwarmConvolution *job, int threads) {
@@ -96,14 +106,10 @@ INLINE void advance_head(const SwarmRecurrence *job, int64_t row, int64_t head, 
   for (int64_t i = 0; i < vectors; i++) v_store_some(out + 16 * i, sums[i], left - 16 * i);
 }
 
-static void recur_piece(const void *argument, int64_t index, int64_t next) {
-  const SwarmRecurrence *job = argument;
-  int64_t blocks = channel_blocks(job->values), head = index / blocks % job->heads;
-  const SwarmSegment *segment = job->segments + index / blocks / job->heads;
-  int64_t first = index % blocks * CHANNELS, width = least(CHANNELS, job->values - first);
+static void recur_segment(const SwarmRecurrence *job, const SwarmSegment *segment, int64_t head, int64_t first) {
+  int64_t width = least(CHANNELS, job->values - first);
   int64_t place = job->state + head * job->keys * job->values + first;
   float *state = segment->after + place;
-  (void)next;
   copy_columns(segment->before + place, state, job->keys, job->values, width);
   for (int64_t row = segment->offset; row < segment->offset + segment->count; row++) {
     if (width == CHANNELS)
@@ -113,19 +119,24 @@ static void recur_piece(const void *argument, int64_t index, int64_t next) {
   }
 }
 
+static void recur_piece(const void *argument, int64_t index, int64_t next) {
+  const SwarmRecurrence *job = argument;
+  int64_t blocks = channel_blocks(job->values), at = index / blocks / job->heads;
+  (void)next;
+  if (continues(job->segments, at)) return;
+  do recur_segment(job, job->segments + at, index / blocks % job->heads, index % blocks * CHANNELS);
+  while (++at < job->num_segments && continues(job->segments, at));
+}
+
 static void recur(const SwarmRecurrence *job, int threads) {
   swarm_share(recur_piece, job, job->num_segments * job->heads * channel_blocks(job->values), threads);
 }
 
 /* --- states of each channel by itself ------------------------------------------------------------------------------ */
 
-static void scan_piece(const void *argument, int64_t index, int64_t next) {
-  const SwarmScan *job = argument;
-  int64_t blocks = channel_blocks(job->channels), channels = job->channels;
-  const SwarmSegment *segment = job->segments + index / blocks;
-  int64_t first = index % blocks * CHANNELS, width = least(CHANNELS, channels - first);
+static void scan_segment(const SwarmScan *job, const SwarmSegment *segment, int64_t first) {
+  int64_t channels = job->channels, width = least(CHANNELS, channels - first);
   float *state = segment->after + job->state + first;
-  (void)next;
   copy_columns(segment->before + job->state + first, state, job->states, channels, width);
   for (int64_t row = segment->offset; row < segment->offset + segment->count; row++) {
     const float *in = job->in + row * job->mix_stride, *out = job->out_mix + row * job->mix_stride;
@@ -144,6 +155,15 @@ static void scan_piece(const void *argument, int64_t index, int64_t next) {
       v_store_some(job->out + at, sum, left);
     }
   }
+}
+
+static void scan_piece(const void *argument, int64_t index, int64_t next) {
+  const SwarmScan *job = argument;
+  int64_t blocks = channel_blocks(job->channels), at = index / blocks;
+  (void)next;
+  if (continues(job->segments, at)) return;
+  do scan_segment(job, job->segments + at, index % blocks * CHANNELS);
+  while (++at < job->num_segments && continues(job->segments, at));
 }
 
 static void scan(const SwarmScan *job, int threads) {
