@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig
@@ -14,8 +15,14 @@ from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import layout_spans
 from swarm.stage.attention.passes import ForwardPass, use_pass
 from swarm.stage.engine import selfcheck
+from swarm.stage.engine.forward import run_batch
+from swarm.stage.engine.tiny import tiny_config
+from swarm.stage.executor import Batch
+from swarm.stage.model.build import ModelSkeleton, Stage, WeightLoader
 from swarm.stage.modules.recurrence import Segments, convolve, recur, scan
+from swarm.stage.modules.recurrent import has_attention, state_bytes
 from swarm.wire.messages import STATE_STRIDE, LayerRange, Row
+from tests.model.models import random_model
 
 HEADS, KEY_HEADS, KEYS, VALUES, CHANNELS, TAPS, NUMBERS = 6, 3, 20, 70, 100, 4, 5
 
@@ -149,3 +156,19 @@ def test_cut_models_equal_transformers_and_keep_their_bits(kind: str, dtype: str
     selfcheck.check_kernels(config, dtype)
     assert (native.library() is not None) is had_kernels, native.unavailable_reason()
     assert kind in ROUNDED_ONLY or selfcheck.same_bits(config, dtype)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sizes_are_those_of_what_is_stored(kind: str) -> None:
+    """Five positions at once leave the states after four and five; the others hold keys and values."""
+    config = tiny_config(AutoConfig.for_model(kind, **KINDS[kind]))
+    skeleton = ModelSkeleton(config, torch.device("cpu"), torch.float32)
+    layers = LayerRange(0, skeleton.num_layers)
+    source = selfcheck.MemorySource(random_model(config).state_dict())
+    stage, arena = Stage(skeleton, layers, {}, WeightLoader(skeleton, source, lambda _: None)), open_arena()
+    run_batch(stage, arena, Batch((Row(0, 0, 5, True),), np.arange(5), None, ()), head_rows=[4])
+    parts = skeleton.model.get_submodule(skeleton.parts.layers)
+    sizes = state_bytes(parts)
+    assert [bool(arena.states.positions(0, layer)) for layer in range(len(parts))] == [size > 0 for size in sizes]
+    assert arena.states.num_bytes == 2 * sum(sizes)
+    assert sorted(arena.shapes(0)) == [layer for layer, part in enumerate(parts) if has_attention(part)]

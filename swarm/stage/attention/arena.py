@@ -188,7 +188,7 @@ class KvArena:
         if held is None:
             return
         held.limit = round_up(limit)
-        self.states.truncate(sequence, limit)
+        self.states.shrink(sequence, limit)
         if held.limit < held.mappings.stop:
             self._shared.stop(sequence, held.mappings)
         taken = self._count_used(limit)

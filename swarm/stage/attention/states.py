@@ -42,6 +42,7 @@ class StateStore:
     """States of all sequences of one stage."""
 
     def __init__(self, device: torch.device, stride: int = STATE_STRIDE) -> None:
+        self.is_measuring = False  # sequences begin anywhere, with zeros
         self._device = device
         self._stride = stride
         self._held: dict[int, dict[int, dict[int, torch.Tensor]]] = {}  # by sequence, layer and position
@@ -56,7 +57,9 @@ class StateStore:
 
     def _split(self, span: Span, layer: int, numbers: int) -> Iterator[Segment]:
         held = self._held.setdefault(span.sequence, {}).setdefault(layer, {})
-        before = held.get(span.start) if span.start else torch.zeros(numbers, device=self._device)
+        before = held.get(span.start)
+        if before is None and (not span.start or self.is_measuring):
+            before = torch.zeros(numbers, device=self._device)
         if before is None:
             raise IllegalMove(f"layer {layer} has no state of sequence {span.sequence} at {span.start}")
         kept = {p: state for p, state in held.items() if p == span.start or (p < span.start and p % self._stride == 0)}
@@ -86,6 +89,12 @@ class StateStore:
         for held in self._held.get(sequence, {}).values():
             for later in [p for p in held if p > position]:
                 del held[later]
+
+    def shrink(self, sequence: int, position: int) -> None:
+        """Keep only the states from which another sequence can begin, up to ``position``."""
+        for held in self._held.get(sequence, {}).values():
+            for other in [p for p in held if p > position or p % self._stride]:
+                del held[other]
 
     def keep_layers(self, layers: Collection[int]) -> None:
         """Drop the states of all other layers."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import torch
 
+from swarm.broker.planner.problem import ModelSizes
 from swarm.errors import IllegalMove
 from swarm.params import SamplingParams
 from swarm.stage import actions as act
 from swarm.stage.attention.arena import KvArena
-from swarm.stage.attention.grid import Span
+from swarm.stage.attention.grid import GRID, Span
 from swarm.stage.attention.states import Segment, StateStore
 from swarm.stage.engine.memory_plan import MemoryPlan
 from swarm.stage.events import ComputeFenced
@@ -35,6 +37,15 @@ def test_a_row_is_split_where_its_states_are_kept() -> None:
     assert [(s.offset, s.count) for s in row(store, 0, 70)] == [(0, 32), (32, 32), (64, 5), (69, 1)]
     assert [int(s.after) for s in row(store, 70, 1)] == [71]
     assert store.positions(1, 0) == [32, 64, 70, 71]
+
+
+def test_an_ended_sequence_keeps_what_others_can_begin_with() -> None:
+    store = StateStore(CPU, STRIDE)
+    row(store, 0, 70)
+    store.shrink(1, 69)
+    assert store.positions(1, 0) == [32, 64]
+    store.fork(2, 1, 64)
+    assert int(row(store, 64, 4, sequence=2)[-1].after) == 68
 
 
 def test_a_step_may_be_repeated_from_its_begin() -> None:
@@ -94,6 +105,28 @@ def test_memory_is_reserved_for_the_states_of_all_sequences() -> None:
     assert plan.num_sequences(layers, frozenset()) == (1 << 19) // 18000
 
 
+@pytest.mark.parametrize("max_sequences", [1, 8, 1000])
+@pytest.mark.parametrize("kib", [0, 10, 100, 1 << 12])
+def test_the_planner_counts_states_as_a_stage_does(max_sequences: int, kib: int) -> None:
+    """Also where it asks how much memory a number of positions needs: this much, and hardly less, has them."""
+    manifest, layers = fake_manifest(6, state_stride=1000), LayerRange(1, 4)
+    model = ModelSizes.from_manifest(manifest, max_sequences=max_sequences)
+    plan = MemoryPlan(manifest, manifest.weight_bytes(layers) + (kib << 10), 0.5, max_sequences)
+    assert plan.kv_positions(layers, frozenset()) == model.kv_positions(layers, plan.memory_bytes, 0.5) // GRID * GRID
+    for positions in (0, 64, 6400):
+        needed = manifest.weight_bytes(layers) + 2 * model.needed_kv(layers, positions)
+        assert positions <= model.kv_positions(layers, needed, 0.5) <= positions + 3000
+        assert needed - manifest.weight_bytes(layers) >= 2 * 9000  # there is memory for one sequence
+
+
+def test_a_manifest_counts_states_by_position() -> None:
+    manifest = msgspec.structs.replace(fake_manifest(3), kv_bytes_per_token=(40, 40, 40))
+    with_states = manifest.with_states((0, 513, 1024), (True, False, True))
+    assert with_states.kv_bytes_per_token == (40, 2, 42)
+    assert with_states.state_stride == 512
+    assert with_states.floor_to_state(1500) == 1024
+
+
 # --- the core ---------------------------------------------------------------------------------------------------------
 
 
@@ -146,3 +179,9 @@ def test_a_sequence_begins_as_another_one_only_where_that_holds_states(position:
     fork = Open(2, SamplingParams(), 5, 3, 128, tokens, 1, position)
     actions = bench.run(step_of(3, Row(2, position, 2, False), open=(fork,)))
     assert any(isinstance(action, act.ForkSequence) for action in actions) is is_held
+
+
+def test_a_replay_begins_where_a_state_is_held() -> None:
+    held = bench_at(90).core.sequences[1]
+    layers = held.kv[0].layers
+    assert [start for start in range(100) if held.can_begin(layers, start)] == [0, 32, 64, 70, 89, 90]
