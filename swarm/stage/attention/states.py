@@ -77,7 +77,7 @@ class StateStore:
         there."""
         own = self._held.get(source, {})
         for layer, held in own.items():
-            if position and position not in held:
+            if position and position not in held and not self.is_measuring:
                 raise IllegalMove(f"layer {layer} has no state of sequence {source} at {position}")
         self._held[sequence] = {
             layer: {p: state for p, state in held.items() if p == position or (p < position and p % self._stride == 0)}
