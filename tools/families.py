@@ -51,7 +51,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma4": {"text_config": {"model_type": "gemma4_text", **_GEMMA4}},
     "gemma4_text": _GEMMA4,
     "granite_swa": {"attention_multiplier": 1 / 64, "residual_multiplier": 0.22, "embedding_multiplier": 12.0},
-    "granitemoehybrid": {"num_hidden_layers": 40, "layer_types": ["attention"] * 40},
+    "granitemoehybrid": {
+        **{"num_hidden_layers": 40, "layer_types": [*["linear_attention"] * 9, "full_attention"] * 4},
+        **{"hidden_size": 4096, "mamba_n_heads": 128},
+    },
     "hunyuan_v1_dense": {"head_dim": 128, "rope_parameters": _ROPE},
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 64, "moe_topk": 8, "rope_parameters": _ROPE},
     "lfm2_moe": {"num_hidden_layers": 24, "layer_types": ["conv", "conv", "full_attention", "conv"] * 6},

@@ -10,6 +10,7 @@ Rules
   plan names.
 * *Order.* The steps of an epoch are numbered without a gap (``step_order``). If a step is missing although later ones
   have arrived, the stage reports it to the broker (``DataPathError``).
+* *States* of recurrent layers can't be rolled back: a cut sequence falls back to a position at which they are held.
 * *Positions.* A row must begin exactly where its sequence ends in *every* layer of the stage. Anything else is a
   violation of the protocol by some process: the stage reports it and never guesses.
 * *Numbers.* Hidden states that are not finite are refused on arrival, and the report to the broker names their
@@ -101,6 +102,7 @@ class StageSettings:
     profile_every: int = 0  # log a profile after this number of steps; 0: never
     dtypes: tuple[str, ...] = ()  # types of weights that this worker could compute with, as its settings allow
     spill_chunk: int = CHUNK  # positions of a chunk on disk
+    state_stride: int = 0  # positions between states that are kept (``Manifest``); 0: layers keep none
 
 
 @dataclass(slots=True)
@@ -128,7 +130,7 @@ class StageCore:
         self.pending_plan = PendingPlan(own.incarnation)
         self.faults = FaultHandler(own.incarnation, self.pending_plan, self._actions, self._write_log, self._count)
         self.membership = BrokerMembership(self._actions, self._write_log, self.faults.defer_hello, own.dtypes)
-        self.store = SequenceStore(ActivationLog(own.log_bytes), self._actions)
+        self.store = SequenceStore(ActivationLog(own.log_bytes), self._actions, own.state_stride)
         self.runner = StepRunner(own.name, own.num_layers, own.profile_every, self.store, self._actions, self._count)
         self.replays = ReplayQueue(own.name, own.incarnation, own.num_layers, self.store, self._count)
         self.rechecks = RecheckQueue(own.incarnation, own.num_layers, self.log, self._count)
@@ -407,6 +409,8 @@ class StageCore:
         if event.is_memory:
             self.store.copies.clear()
         if is_current and self.faults.retry_in_pieces(event, self.fence):
+            assert self.layers is not None
+            self.store.fall_back(compute.batch, self.layers)
             return
         self._abandon_work("failed", now)
         reason = f"step {compute.step} of epoch {compute.epoch} failed: {event.reason}"

@@ -355,4 +355,28 @@ MUTANTS = (
         new="self.is_closed = not is_accepted",
         caught_by="tests/unit/stage/engine/test_verification.py::test_no_draw_behind_an_accepted_end_is_reached",
     ),
+    Mutant(
+        name="states-cut-like-keys",
+        breaks="A cut sequence goes on from a position at which its layers hold no state.",
+        target="swarm.stage.sequences:StoredSequence._held_before",
+        old="if held <= position or not self.stride:",
+        new="if True:",
+        caught_by="tests/unit/stage/test_states.py::test_a_cut_falls_back_to_a_position_whose_state_is_held",
+    ),
+    Mutant(
+        name="fork-between-states",
+        breaks="A sequence begins with another one's state of a later position.",
+        target="swarm.stage.sequences:SequenceStore._open",
+        old="if source is None or (source.position() or 0) < position or (self.stride and position % self.stride):",
+        new="if source is None or (source.position() or 0) < position:",
+        caught_by="tests/unit/stage/test_states.py::test_a_sequence_begins_as_another_one_only_where_that_holds_states",
+    ),
+    Mutant(
+        name="replay-from-the-wrong-state",
+        breaks="A replay begins at a position at which a layer holds no state.",
+        target="swarm.stage.sequences:StoredSequence.can_begin",
+        old="return all(position >= start == self._held_before(position, start) for position in positions)",
+        new="return all(position >= start for position in positions)",
+        caught_by="tests/unit/stage/test_states.py::test_a_replay_begins_where_a_state_is_held",
+    ),
 )

@@ -108,6 +108,44 @@ static void sweep_short(int64_t function) {
   free(x), free(out);
 }
 
+/* --- layers with a state --- */
+
+static void recurrences(int kind) {
+  enum { ROWS = 7, CHANNELS = 100, TAPS = 4, HEADS = 4, KEYS = 19, STATE = TAPS * CHANNELS + HEADS * KEYS * CHANNELS };
+  Chance chance = chance_of(31);
+  void *rows = numbers(kind, ROWS * CHANNELS, 2.0f, &chance), *out = room(ROWS * CHANNELS * 4 * HEADS);
+  float *before = numbers(SWARM_FLOAT32, STATE, 1.0f, &chance), *after = room(STATE * 4);
+  float *weight = numbers(SWARM_FLOAT32, KEYS * CHANNELS, 1.0f, &chance);
+  float *wide = numbers(SWARM_FLOAT32, ROWS * HEADS * (KEYS + CHANNELS), 1.0f, &chance);
+  float *decay = room(ROWS * HEADS * KEYS * 4), *narrow = wide + ROWS * HEADS * CHANNELS;
+  for (int at = 0; at < ROWS * HEADS * KEYS; at++) decay[at] = 1.0f / (float)(1 + at % 7);
+  const SwarmSegment segments[] = {{1, 6, before, after}};
+  char name[64];
+  memset(after, 0, STATE * 4);
+  for (int64_t function = 0; function < 2; function++) {
+    const SwarmConvolution convolution = {segments, 1, 3, kind, rows, CHANNELS, out, CHANNELS, CHANNELS, TAPS,
+                                          function, weight, function ? before : NULL};
+    swarm_kernels()->convolve(&convolution, 2);
+    snprintf(name, sizeof name, "convolve %s function=%" PRId64, KIND_NAMES[kind], function);
+    tell(name, kind, (char *)out + CHANNELS * bytes_of(kind), 6 * CHANNELS);
+    tell("  its state", SWARM_FLOAT32, after, STATE);
+  }
+  for (int way = 0; way < 4 && kind == SWARM_FLOAT32; way++) {
+    const SwarmRecurrence recurrence = {
+        segments, 1, 3, narrow, narrow + 2, wide, HEADS / 2 * KEYS, HEADS / 2 * KEYS, HEADS * CHANNELS, decay,
+        way % 2 ? decay : NULL, out, HEADS, HEADS / 2, KEYS, CHANNELS, way / 2 ? KEYS : 1};
+    swarm_kernels()->recur(&recurrence, 2);
+    snprintf(name, sizeof name, "recur way=%d", way);
+    tell(name, SWARM_FLOAT32, (float *)out + HEADS * CHANNELS, 6 * HEADS * CHANNELS);
+    tell("  its state", SWARM_FLOAT32, after, STATE);
+  }
+  const SwarmScan scan = {segments, 1, 3, wide, decay, weight, narrow, narrow + 5, KEYS, out, CHANNELS / 4, KEYS};
+  swarm_kernels()->scan(&scan, 2);
+  tell("scan", SWARM_FLOAT32, (float *)out + CHANNELS / 4, 6 * (CHANNELS / 4));
+  tell("  its state", SWARM_FLOAT32, after, STATE);
+  free(rows), free(out), free(before), free(after), free(weight), free(wide), free(decay);
+}
+
 /* --- norms --- */
 
 static void norms(int kind) {
@@ -291,6 +329,7 @@ static void cases(void) {
     products(kind);
     quantized_cases(kind);
     norms(kind);
+    recurrences(kind);
     rope(kind);
     mixture(kind, 5, 2, 33);
     mixture(kind, 128, 8, 96);
@@ -298,7 +337,8 @@ static void cases(void) {
     draws(kind, 50);
     draws(kind, 5003);
   }
-  for (int64_t function = SWARM_SILU; function <= SWARM_QUICK_GELU; function++) {
+  for (int64_t function = SWARM_SILU; function <= SWARM_SOFTPLUS; function++) {
+    if (function == SWARM_SOFTCAP || function == SWARM_CLAMPED) continue; /* not of a number alone */
     sweep(function);
     sweep_short(function);
   }

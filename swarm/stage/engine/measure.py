@@ -115,6 +115,7 @@ class _LayerBench:
         sizes = WeightSizes(skeleton, formats)
         self._one_layer, self._several_layers = _stages(skeleton, formats, sizes)
         self._arena = KvArena(skeleton.device)
+        self._arena.states.is_measuring = True
         self._rows = min(_VOCABULARY, self._text.vocab_size)
         part = torch.full((self._rows, self._text.hidden_size), VALUE, dtype=skeleton.dtype, device=skeleton.device)
         self._table = part

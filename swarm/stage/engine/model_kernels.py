@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 import torch
@@ -17,6 +18,7 @@ from swarm.stage.model.build import DTYPES, ModelSkeleton
 from swarm.stage.model.checkpoint import Checkpoint
 from swarm.stage.model.loading import Modules
 from swarm.stage.model.weight_formats import find_formats
+from swarm.stage.modules.recurrent import has_attention, state_bytes
 from swarm.stage.native.linears import NativeLinear
 from swarm.wire.messages import Manifest
 
@@ -77,6 +79,12 @@ class ModelKernels:
         if self.skeleton.has_quantized_products:
             return num_bytes
         return int(num_bytes * self._checkpoint.packed_share(self._dtype_name))
+
+    def add_states(self, manifest: Manifest) -> Manifest:
+        """Return the manifest with the sizes of the layers' states."""
+        layers: Any = self.skeleton.model.get_submodule(self.skeleton.parts.layers)
+        sizes = state_bytes(layers)
+        return manifest.with_states(sizes, tuple(map(has_attention, layers))) if sizes else manifest
 
     def add_adapters(self, manifest: Manifest, adapters: Sequence[AdapterFolder]) -> Manifest:
         """Return the manifest with these adapters. Raises ``ModelError`` if one can't change this model."""

@@ -41,7 +41,7 @@ from swarm.stage.model.location import locate_model
 from swarm.stage.native import cores
 from swarm.stage.native.memory import release_free_memory
 from swarm.stage.quantization.at_load import AS_STORED, Quantization
-from swarm.wire.messages import KV_SHARE, LayerCost, LayerRange, Manifest, layers_of, to_ranges
+from swarm.wire.messages import KV_SHARE, STATE_STRIDE, LayerCost, LayerRange, Manifest, layers_of, to_ranges
 
 
 @dataclass(slots=True)
@@ -106,11 +106,12 @@ class TorchExecutor:
         opened = open_adapters(adapters)  # before the model's kernels, which take seconds
         self._kernels = ModelKernels(self._checkpoint, self._device, self._dtype_name)
         self._skeleton, self._source = self._kernels.skeleton, self._kernels.source
-        self._manifest = self._kernels.add_adapters(self._checkpoint.manifest(self._dtype_name), opened)
+        manifest = self._kernels.add_states(self._checkpoint.manifest(self._dtype_name))
+        self._manifest = self._kernels.add_adapters(manifest, opened)
         self._loader = StageLoader(self._checkpoint, self._manifest, self._skeleton, self._source, opened)
         memory_bytes = self.scale_memory(memory_limit if memory_limit is not None else free_memory(self._device))
         self._memory = MemoryPlan(self._manifest, memory_bytes, kv_share)
-        self._arena = KvArena(self._device)
+        self._arena = KvArena(self._device, self._manifest.state_stride or STATE_STRIDE)
         self._transfers = KvTransfers(self._arena, self._manifest, self._skeleton)
         self._clock = make_clock(self._device)
         self._layers = LoadedLayers(self._loader, self._memory)
@@ -190,6 +191,8 @@ class TorchExecutor:
         self._layers.set_prepared(stage, standby_layers)
         kernels, bits = self._kernels.describe(stage.modules)
         share_unit, share_mappings = self._transfers.sharing(layers)
+        self._memory.max_sequences = max_sequences
+        max_sequences = self._memory.num_sequences(layers, standby_layers)
         return Capacity(
             kv_tokens=max(0, self._memory.kv_positions(layers, standby_layers) - max_sequences * self._arena.wasted),
             max_sequences=max_sequences,
@@ -431,6 +434,7 @@ class TorchExecutor:
             "kv_used": self.kv_used(),
             "kv_capacity": self.kv_capacity(),
             "kv_copy_bytes": self.kv_copy_bytes(),
+            "state_bytes": self._arena.states.num_bytes,
             "kv_pages_kept": self._arena.num_pages_kept,
             "weight_bytes": self.weight_bytes,
             "standby_bytes": self.standby_bytes,

@@ -10,6 +10,7 @@ the state of a run from the calling thread's :class:`~swarm.stage.attention.pass
 from __future__ import annotations
 
 import copy
+import dis
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ from swarm.stage.attention import function as attention
 from swarm.stage.attention.passes import ForwardPass, current_pass, use_pass
 from swarm.stage.executor import FenceRaised
 from swarm.stage.matmul import experts, linears
-from swarm.stage.matmul.elementwise import AlignedActivation, is_activation
+from swarm.stage.matmul.elementwise import AlignedActivation, align_calls, is_activation
 from swarm.stage.matmul.raw_matmul import wrap_matrices
 from swarm.stage.model import layer_inputs, older_kinds, program, recipes, text_models
 from swarm.stage.model.adapter_folder import AdapterFolder
@@ -40,7 +41,7 @@ from swarm.stage.model.gguf_source import GgufSource
 from swarm.stage.model.kinds import check_folder
 from swarm.stage.model.portable_math import portable_math
 from swarm.stage.model.rope import RopeTable, is_rotary
-from swarm.stage.modules import families, fused
+from swarm.stage.modules import families, fused, recurrent
 from swarm.stage.modules.matrices import JoinedProducts, make_linear, name_outputs
 from swarm.stage.modules.reading import Matrix, RowKind, WeightReader
 from swarm.stage.native.linears import NativeLinear, NativeModule
@@ -107,6 +108,7 @@ class ModelSkeleton:
         self.device, self.dtype, self.rows = device, dtype, RowKind(dtype, int8_rows)
         self.config = check_config(config)
         self.model = _build_model(self.config, head)
+        recurrent.replace_recurrent(self.model)
         self.parts = find_parts(self.model)
         self.num_layers = len(self.model.get_submodule(self.parts.layers))
         self.row_width = layer_inputs.RowLayout.of_config(self.config).width  # numbers that stages pass on by position
@@ -157,7 +159,7 @@ def _build_model(config: Any, head: HeadKind = "vocabulary") -> Any:
             what = "transformers has no model of this kind that continues a text, so it can't be served"
             raise ModelError(f"{type(config).__name__}: {what}") from None
         raise ModelError(f"{type(config).__name__}: transformers can't build this model ({_shorten(error)})") from None
-    if not model._supports_attention_backend and not older_kinds.is_replaced(model):
+    if not model._supports_attention_backend and not model._is_stateful and not older_kinds.is_replaced(model):
         raise ModelError(f"{type(model).__name__} has no pluggable attention in transformers, so it can't be served")
     if hasattr(config, "_experts_implementation"):
         model.config._experts_implementation_internal = experts.NAME
@@ -233,12 +235,19 @@ class AbsentLayer(nn.Module):
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
+        self._num_others = max(0, _tuple_size(type(layer).forward) - 1)  # what the layer returns beside hidden states
         for name, value in vars(layer).items():
             if not name.startswith("_") and name not in vars(self):
                 setattr(self, name, value)
 
-    def forward(self, hidden_states: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
-        return hidden_states
+    def forward(self, hidden_states: torch.Tensor, *_: object, **__: object) -> Any:
+        return (hidden_states, *[None] * self._num_others) if self._num_others else hidden_states
+
+
+def _tuple_size(function: Any) -> int:
+    """Return how many values a function returns in a tuple at its end; 0 if it returns one value."""
+    *_, before, last = dis.get_instructions(inspect.unwrap(function))
+    return int(before.arg or 0) if before.opname == "BUILD_TUPLE" and last.opname == "RETURN_VALUE" else 0
 
 
 class WeightLoader:
@@ -273,6 +282,8 @@ class WeightLoader:
         for path, part in list(module.named_modules(prefix=name)):
             self._simplify(model, path, part)
         module = model.get_submodule(name).eval()
+        for part in module.modules():
+            align_calls(part)
         for adapter in self._adapters:
             _add_adapter(module, name, adapter)
         release_free_memory()
@@ -293,6 +304,8 @@ class WeightLoader:
             model.set_submodule(path, fused.RmsNorm(part.weight, part.variance_epsilon))
         elif is_rotary(part):
             model.set_submodule(path, RopeTable(part))
+        elif isinstance(part, recurrent.AdoptedParts):
+            part.prepare()
         elif fused.is_gated(part) and fused.can_fuse(part):
             model.set_submodule(path, fused.GatedMlp(part.gate_proj, part.up_proj, part.down_proj, part.act_fn))
 
@@ -326,7 +339,8 @@ class WeightLoader:
         for leaf, buffer in list(part.named_buffers(recurse=False)):
             if leaf not in part._non_persistent_buffers_set:
                 part._buffers[leaf] = self._read_tensor(f"{path}.{leaf}", buffer)
-        wrap_matrices(part)
+        if not isinstance(part, recurrent.AdoptedParts):
+            wrap_matrices(part)
 
     def _rebuild_buffers(self, model: Any, part: nn.Module) -> None:
         """Compute the buffers that are not stored, such as rotary frequencies, by the model's own initialisation."""
@@ -429,6 +443,8 @@ class Stage:
         if self.has_head:
             self._base.register_forward_hook(_keep_normed)
         self._load(skeleton.parts, held, weights)
+        for part in (self._model, self._base):
+            align_calls(part)
         stack = self._model.get_submodule(skeleton.parts.layers)
         # A program that runs the layers instead of their modules, or the reason why there is none.
         self.program, self.no_program_reason = recipes.write_program(

@@ -42,7 +42,9 @@ from swarm.wire.messages.common import MAX_LAYERS
 _MAX_SIZE = (1 << 31) - 1  # upper bound of every size in a configuration
 _MAX_HEADS = 1 << 20  # upper bound of the number of heads, and of a head's size
 _HEAD_COUNTS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
-_USUAL_CONTEXT = {"bloom": 2048, "falcon": 2048}  # of kinds whose configurations may state none
+_WITHOUT_ATTENTION = ("mamba", "mamba2", "falcon_mamba")  # kinds with states between positions alone
+# Of kinds whose configurations may state none. Those without attention have no limit of their own.
+_USUAL_CONTEXT = {"bloom": 2048, "falcon": 2048} | dict.fromkeys(_WITHOUT_ATTENTION, 131072)
 # A model's head: over the vocabulary, over the labels of a classifier, or none.
 HeadKind = Literal["vocabulary", "scores", "none"]
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -159,15 +161,24 @@ class Checkpoint:
         return self._positive_setting(*names)
 
     @property
+    def _has_attention(self) -> bool:
+        """Whether the configuration has heads of attention. Models of states alone are counted as one small head."""
+        return self.text_config.get("model_type") not in _WITHOUT_ATTENTION
+
+    @property
     def num_kv_heads(self) -> int:
         if self.text_config.get("multi_query") and not self.text_config.get("new_decoder_architecture"):
             return 1  # Falcon, BigCode
+        if not self._has_attention:
+            return 1
         return self._positive_setting("num_key_value_heads", "num_kv_heads", *_HEAD_COUNTS, most=_MAX_HEADS)
 
     @property
     def head_size(self) -> int:
         if isinstance(self.text_config.get("head_dim"), int):
             return self._positive_setting("head_dim", most=_MAX_HEADS)
+        if not self._has_attention:
+            return 1
         return self.hidden_size // self._positive_setting(*_HEAD_COUNTS)
 
     @cached_property

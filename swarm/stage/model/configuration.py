@@ -15,6 +15,21 @@ from transformers import AutoConfig
 from swarm.errors import ModelError
 from swarm.stage.model.text_models import text_config_of
 
+# Layers of a type that none of our modules computes show in the comparison of cut and whole models.
+_LAYER_TYPES = frozenset(
+    {
+        "full_attention",
+        "sliding_attention",
+        "chunked_attention",
+        "attention",
+        "linear_attention",
+        "conv",
+        "hybrid",
+        "mlp",
+        "moe",
+    }
+)
+
 
 def read_config(folder: Path) -> Any:
     """Read ``config.json`` as transformers does; of a multimodal model, return the text tower's configuration. Raises
@@ -37,7 +52,7 @@ def check_config(config: Any) -> Any:
     config = text = text_config_of(config)
     name = type(config).__name__
     layer_types = set(getattr(text, "layer_types", None) or ())
-    unknown = layer_types - {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+    unknown = layer_types - _LAYER_TYPES
     if unknown:
         raise ModelError(f"{name}: layers of type {', '.join(sorted(unknown))} keep a state that is not supported")
     if getattr(text, "use_bidirectional_attention", None) not in (None, False, "vision"):  # tokens of images alone

@@ -33,6 +33,8 @@ FUNCTIONS = {
     ("quick_gelu", ""): 8,
     ("softcap", ""): 9,
     ("clamped", ""): 10,
+    ("exp", ""): 11,
+    ("softplus", ""): 12,
 }
 UNGATED = 64  # added to a function's number if it is applied to the product itself
 

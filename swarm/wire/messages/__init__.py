@@ -133,7 +133,16 @@ from swarm.wire.messages.keys import (
     RotateKey,
     RotateMember,
 )
-from swarm.wire.messages.manifest import MAX_ADAPTERS, Asset, AssetPart, Manifest, Pooling
+from swarm.wire.messages.manifest import (
+    MAX_ADAPTERS,
+    STATE_STRIDE,
+    WORKING_STATES,
+    Asset,
+    AssetPart,
+    Manifest,
+    Pooling,
+    count_reserved,
+)
 from swarm.wire.messages.orders import (
     Activate,
     AllowKey,

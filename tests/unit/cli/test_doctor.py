@@ -355,15 +355,15 @@ def test_a_process_of_a_swarm_is_known_by_its_command(command: list[str], is_our
 
 def test_a_refused_family_is_known_without_its_weights(tmp_path: Path) -> None:
     """Memory would not help: the model's finding says so, and there is no outlook."""
-    folder = tmp_path / "mamba"
+    folder = tmp_path / "indexed"
     shutil.copytree(model_path(), folder)
     config = json.loads((folder / "config.json").read_bytes())
-    (folder / "config.json").write_text(json.dumps(config | {"layer_types": ["linear_attention"] * 8}))
+    (folder / "config.json").write_text(json.dumps(config | {"layer_types": ["indexed_attention"] * 8}))
     found = asked.inspect_model(str(folder))
     assert found is not None
     assert found.is_refused
     [finding] = wrong(model=replace(found, weight_bytes=99 * GIB))
-    assert "layers of type linear_attention keep a state that is not supported" in finding.text
+    assert "layers of type indexed_attention keep a state that is not supported" in finding.text
     assert "memory" not in finding.remedy
 
 
