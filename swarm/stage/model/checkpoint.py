@@ -164,6 +164,13 @@ class Checkpoint:
             return self._positive_setting("head_dim", most=_MAX_HEADS)
         return self.hidden_size // self._positive_setting(*_HEAD_COUNTS)
 
+    @property
+    def kv_numbers(self) -> int:
+        """Numbers that a layer stores of one position: of its keys and values, or one latent with a rotated key."""
+        if self.text_config.get("kv_lora_rank") is not None:
+            return self._positive_setting("kv_lora_rank") + self._positive_setting("qk_rope_head_dim")
+        return 2 * self.num_kv_heads * self.head_size
+
     @cached_property
     def stored_dtype(self) -> str:
         """The dtype of most of the weights: ``float32``, ``bfloat16`` or ``float16``. Codes count as bfloat16."""
@@ -214,7 +221,7 @@ class Checkpoint:
     def manifest(self, dtype: str) -> Manifest:
         """Return the manifest that all processes must agree on, with sizes in memory when computing in ``dtype``."""
         parts = self._sizes.of_parts(DTYPE_BYTES[dtype], self.num_layers, self.folder)
-        per_token = 2 * self.num_kv_heads * self.head_size * DTYPE_BYTES[dtype]
+        per_token = self.kv_numbers * DTYPE_BYTES[dtype]
         return Manifest(
             name=shorten_name(self.name),
             architecture=shorten_name(self.architecture + TEXT_ONLY) if self.is_multimodal else self.architecture,
