@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
@@ -15,7 +14,6 @@ from swarm.stage.attention import native_attention
 from swarm.stage.attention.grid import CELL
 from swarm.stage.engine.kv_transfers import shape_in_config
 from swarm.stage.matmul import experts, linears, proofs
-from swarm.stage.matmul.elementwise import is_activation
 from swarm.stage.matmul.probe import Proof
 from swarm.stage.matmul.raw_matmul import raw_matrices
 from swarm.stage.model import program
@@ -44,10 +42,9 @@ def describe_kernels(
     kind had the same bits cut into stages as whole.
     """
     modules = [module for root in roots for module in root.modules()]
-    has_experts, applies_elementwise = _find_features(skeleton)
     products = ", ".join([_describe_linears(skeleton, modules), *_describe_formats(skeleton, formats)])
     parts = [f"linears {products}", f"attention {_describe_attention(skeleton)}"]
-    if has_experts:
+    if _has_experts(skeleton):
         parts.insert(1, f"experts {_describe_experts(skeleton)}")
     exact = (
         same_bits_when_cut
@@ -55,7 +52,6 @@ def describe_kernels(
         and all(map(_is_exact, modules))
         and _is_attention_exact(skeleton)
     )
-    exact = exact and not applies_elementwise
     dtype = str(skeleton.dtype).removeprefix("torch.")
     parts.append(_bits_owner(skeleton, left_to_torch))
     notes = f" (not Swarm's own: {native.unavailable_reason()})" if _could_be_native(skeleton) else ""
@@ -64,13 +60,10 @@ def describe_kernels(
 
 
 @lru_cache(maxsize=2)
-def _find_features(skeleton: ModelSkeleton) -> tuple[bool, bool]:
-    """Return whether the model has experts, which are stored as a three-dimensional parameter, and whether a module of
-    it applies an elementwise function itself. A worker that takes layers over has no time for looking at all modules
-    again."""
-    model = skeleton.model
-    has_experts = any(parameter.ndim == 3 for parameter in model.parameters())
-    return has_experts, any(_applies_elementwise(module) for module in model.modules())
+def _has_experts(skeleton: ModelSkeleton) -> bool:
+    """Whether the model has experts, which are stored as a three-dimensional parameter. A worker that takes layers over
+    has no time for looking at all modules again."""
+    return any(parameter.ndim == 3 for parameter in skeleton.model.parameters())
 
 
 def describe_bits(
@@ -151,19 +144,6 @@ def _is_exact(module: torch.nn.Module) -> bool:
 def _is_attention_exact(skeleton: ModelSkeleton) -> bool:
     key = torch.empty(0, dtype=skeleton.dtype, device=skeleton.device)
     return native_attention.supports(key) or _prove_attention(skeleton).exact
-
-
-# torch computes the remainder of a tensor with other instructions than the rest. Activations that are modules are
-# padded to avoid that (``elementwise``); an activation that a module calls as a function is not.
-_ELEMENTWISE = frozenset({"sigmoid", "silu", "gelu", "softplus", "logsigmoid"})
-
-
-def _applies_elementwise(module: torch.nn.Module) -> bool:
-    """Whether a module of the model itself applies an elementwise function to any number of rows."""
-    if is_activation(module):
-        return False
-    forward = inspect.unwrap(type(module).forward)
-    return inspect.isfunction(forward) and not _ELEMENTWISE.isdisjoint(forward.__code__.co_names)
 
 
 def _could_be_native(skeleton: ModelSkeleton) -> bool:

@@ -29,7 +29,7 @@ from swarm.stage.attention import function as attention
 from swarm.stage.attention.passes import ForwardPass, current_pass, use_pass
 from swarm.stage.executor import FenceRaised
 from swarm.stage.matmul import experts, linears
-from swarm.stage.matmul.elementwise import AlignedActivation, is_activation
+from swarm.stage.matmul.elementwise import AlignedActivation, align_calls, is_activation
 from swarm.stage.matmul.raw_matmul import wrap_matrices
 from swarm.stage.model import older_kinds, program, recipes, text_models
 from swarm.stage.model.adapter_folder import AdapterFolder
@@ -275,6 +275,8 @@ class WeightLoader:
         for path, part in list(module.named_modules(prefix=name)):
             self._simplify(model, path, part)
         module = model.get_submodule(name).eval()
+        for part in module.modules():
+            align_calls(part)
         for adapter in self._adapters:
             _add_adapter(module, name, adapter)
         release_free_memory()
@@ -431,6 +433,8 @@ class Stage:
         if self.has_head:
             self._base.register_forward_hook(_keep_normed)
         self._load(skeleton.parts, held, weights)
+        for part in (self._model, self._base):
+            align_calls(part)
         stack = self._model.get_submodule(skeleton.parts.layers)
         # A program that runs the layers instead of their modules, or the reason why there is none.
         self.program, self.no_program_reason = recipes.write_program(
