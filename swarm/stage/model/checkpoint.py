@@ -31,7 +31,7 @@ from swarm.stage.model.identity import compute_digest, compute_xxh3, describe_ve
 from swarm.stage.model.location import ModelLocation
 from swarm.stage.model.sizes import MemorySizes
 from swarm.stage.model.text_tower import TEXT_ONLY, choose_names, is_multimodal
-from swarm.stage.quantization.at_load import AS_STORED, HEAD, INT8, Quantization
+from swarm.stage.quantization.at_load import AS_STORED, HEAD, INT8, LAYER, Quantization
 from swarm.stage.quantization.contents import check_contents
 from swarm.stage.quantization.formats import supports_int8
 from swarm.stage.quantization.search import find_quantized, read_quantization
@@ -68,6 +68,7 @@ _TEXT_SETTINGS = {
     "max_position_embeddings",
 }
 
+_PREDICTION = re.compile(r"(?:model\.)?mtp\.")
 _HUB_CACHE_FOLDER = re.compile(r"models--.+?--(?P<name>.+)")
 
 
@@ -101,7 +102,11 @@ class Checkpoint:
             kind = str(self.text_config.get("model_type"))
             tensors = dict(read_tensors(folder, remote))
             plain_name: Callable[[str], str | None] = choose_names(tensors) if self.is_multimodal else str
-            tensors = {name: tensor for name, tensor in tensors.items() if plain_name(name)}
+            tensors = {
+                name: tensor
+                for name, tensor in tensors.items()
+                if plain_name(name) and not self._is_of_prediction(name)
+            }
             self.quantized, self.tensors = find_quantized(settings, tensors)
         else:
             kind = str(gguf.metadata["general.architecture"])
@@ -118,6 +123,13 @@ class Checkpoint:
             self.tensors = {str(plain_name(name)): tensor for name, tensor in self.tensors.items()}
             renamed = [replace(weight, name=str(plain_name(weight.name))) for weight in self.quantized.values()]
             self.quantized = {weight.name: weight for weight in renamed}
+
+    def _is_of_prediction(self, name: str) -> bool:
+        """Whether a tensor predicts several tokens at once (MTP), which is not used: it belongs to a layer that is
+        stored after the model's own."""
+        layer, num_more = LAYER.search(name), self.text_config.get("num_nextn_predict_layers")
+        is_later = layer is not None and isinstance(num_more, int) and 0 <= int(layer[1]) - self.num_layers < num_more
+        return is_later or _PREDICTION.match(name) is not None
 
     @classmethod
     def at(cls, location: ModelLocation, quantization: Quantization = AS_STORED) -> Checkpoint:
