@@ -425,7 +425,7 @@ class KvArena:
             rack.buffers[layer] = new_buffer(self._num_slots, rack.positions, shape, keys)
             rack.forget_addresses()
         buffer = rack.buffers[layer]
-        if buffer.layouts is not choose_layouts(keys):
+        if buffer.layouts is not choose_layouts(keys, shape.value_size):
             raise IllegalMove(f"layer {layer} holds keys and values as other kernels want them; release them first")
         if buffer.shape != shape:
             raise IllegalMove(f"layer {layer} holds keys and values of other heads; release them first")

@@ -14,6 +14,7 @@ from swarm.stage.attention import native_attention
 from swarm.stage.attention.grid import CELL
 from swarm.stage.engine.kv_transfers import shape_in_config
 from swarm.stage.matmul import experts, linears, proofs
+from swarm.stage.matmul.probe import Proof
 from swarm.stage.matmul.raw_matmul import raw_matrices
 from swarm.stage.model import program
 from swarm.stage.model.build import ModelSkeleton, Stage
@@ -141,8 +142,8 @@ def _is_exact(module: torch.nn.Module) -> bool:
 
 
 def _is_attention_exact(skeleton: ModelSkeleton) -> bool:
-    query, key, value = _empty_heads(skeleton)
-    return native_attention.supports(key) or attention.prove_attention(query, key, value)[0].exact
+    key = torch.empty(0, dtype=skeleton.dtype, device=skeleton.device)
+    return native_attention.supports(key) or _prove_attention(skeleton).exact
 
 
 def _could_be_native(skeleton: ModelSkeleton) -> bool:
@@ -157,19 +158,19 @@ def _describe_experts(skeleton: ModelSkeleton) -> str:
 
 
 def _describe_attention(skeleton: ModelSkeleton) -> str:
-    query, key, value = _empty_heads(skeleton)
-    if native_attention.supports(key):
+    if native_attention.supports(torch.empty(0, dtype=skeleton.dtype, device=skeleton.device)):
         return "native"
     # Where long sums are split over threads, another number of threads gives other bits.
-    threads = attention.prove_attention(query, key, value)[0].threads
+    threads = _prove_attention(skeleton).threads
     by = f" by {' or '.join(map(str, threads))} threads" if threads else ""
     return f"torch on cells of {CELL}{by}"
 
 
-def _empty_heads(skeleton: ModelSkeleton) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return queries, keys and values for zero tokens."""
-    shape = shape_in_config(skeleton.config)
-    num = getattr(skeleton.config.get_text_config(), "num_attention_heads", 1)
+def _prove_attention(skeleton: ModelSkeleton) -> Proof:
+    """Return the proof for torch's attention with the model's heads."""
+    config, shape = skeleton.config.get_text_config(), shape_in_config(skeleton.config)
+    num = getattr(config, "num_attention_heads", 1)  # models without attention have none
     like = torch.empty(0, dtype=skeleton.dtype, device=skeleton.device)
-    key = like.new_empty(0, shape.heads, shape.key_size)
-    return like.new_empty(0, num, shape.key_size), key, key
+    query, key = (like.new_empty(0, heads, shape.key_size) for heads in (num, shape.heads))
+    value = key[..., : shape.value_size or config.kv_lora_rank]
+    return attention.prove_attention(query, key, value, is_latent=not shape.value_size)[0]

@@ -42,7 +42,7 @@ class KvTransfers:
         if not self._arena.can_share or self._has_states or len(known) < len(shapes):
             return 0, 0
         like = torch.empty(0, dtype=self._dtype, device=self._device)
-        unit = chunk_positions(known, choose_layouts(like), like.itemsize)
+        unit = chunk_positions(known, choose_layouts(like, known[0].value_size), like.itemsize)
         return unit, max_ranges() // (2 * sum(shape.heads for shape in known))
 
     def read(self, sequence: int, layers: LayerRange, start: int, stop: int) -> KvData:
@@ -83,6 +83,8 @@ class KvTransfers:
 def shape_in_config(config: Any, layer: int = 0) -> KvShape:
     """Return the shape that the model's configuration gives a layer."""
     text = config.get_text_config().per_layer_config[layer]
+    if getattr(text, "kv_lora_rank", None) is not None:
+        return KvShape(1, int(text.kv_lora_rank + text.qk_rope_head_dim), 0)
     heads = int(getattr(text, "num_attention_heads", 1))
     size = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
     return KvShape(int(getattr(text, "num_key_value_heads", None) or heads), size, size)

@@ -41,7 +41,7 @@ from swarm.stage.model.gguf_source import GgufSource
 from swarm.stage.model.kinds import check_folder
 from swarm.stage.model.portable_math import portable_math
 from swarm.stage.model.rope import RopeTable, is_rotary
-from swarm.stage.modules import families, fused, recurrent
+from swarm.stage.modules import families, fused, latents, recurrent
 from swarm.stage.modules.matrices import JoinedProducts, make_linear, name_outputs
 from swarm.stage.modules.reading import Matrix, RowKind, WeightReader
 from swarm.stage.native.linears import NativeLinear, NativeModule
@@ -109,6 +109,7 @@ class ModelSkeleton:
         self.config = check_config(config)
         self.model = _build_model(self.config, head)
         recurrent.replace_recurrent(self.model)
+        latents.check_known(self.model)
         self.parts = find_parts(self.model)
         self.num_layers = len(self.model.get_submodule(self.parts.layers))
         self.row_width = layer_inputs.RowLayout.of_config(self.config).width  # numbers that stages pass on by position
@@ -269,6 +270,9 @@ class WeightLoader:
     def load_module(self, model: Any, name: str) -> None:
         """Read the weights of the module ``name`` in place; its ``Linear`` parts become kernels."""
         module = model.get_submodule(name)
+        for path, part in list(module.named_modules(prefix=name)):
+            if latents.is_latent(part):
+                latents.share_latents(part, self._reader(path), self._skeleton.kernel)
         if self._skeleton.kernel is NativeLinear:
             families.replace_modules(model, name, self._reader(name))
             module = model.get_submodule(name)

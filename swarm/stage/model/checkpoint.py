@@ -31,7 +31,7 @@ from swarm.stage.model.identity import compute_digest, compute_xxh3, describe_ve
 from swarm.stage.model.location import ModelLocation
 from swarm.stage.model.sizes import MemorySizes, shared_sources
 from swarm.stage.model.text_tower import TEXT_ONLY, choose_names, is_multimodal
-from swarm.stage.quantization.at_load import AS_STORED, HEAD, INT8, Quantization
+from swarm.stage.quantization.at_load import AS_STORED, HEAD, INT8, LAYER, Quantization
 from swarm.stage.quantization.contents import check_contents
 from swarm.stage.quantization.formats import supports_int8
 from swarm.stage.quantization.search import find_quantized, read_quantization
@@ -75,6 +75,7 @@ _TEXT_SETTINGS = {
 _WIDE_KINDS = {"gemma3n_text", "gemma4_text", "gemma4_unified_text"}
 _WIDE_SETTINGS = {"layer_types", "num_kv_shared_layers", "hidden_size_per_layer_input"}
 
+_PREDICTION = re.compile(r"(?:model\.)?mtp\.")
 _HUB_CACHE_FOLDER = re.compile(r"models--.+?--(?P<name>.+)")
 
 
@@ -109,7 +110,11 @@ class Checkpoint:
             kind = str(self.text_config.get("model_type"))
             tensors = dict(read_tensors(folder, remote))
             plain_name: Callable[[str], str | None] = choose_names(tensors) if self.is_multimodal else str
-            tensors = {name: tensor for name, tensor in tensors.items() if plain_name(name)}
+            tensors = {
+                name: tensor
+                for name, tensor in tensors.items()
+                if plain_name(name) and not self._is_of_prediction(name)
+            }
             self.quantized, self.tensors = find_quantized(settings, tensors)
         else:
             kind = str(gguf.metadata["general.architecture"])
@@ -126,6 +131,13 @@ class Checkpoint:
             self.tensors = {str(plain_name(name)): tensor for name, tensor in self.tensors.items()}
             renamed = [replace(weight, name=str(plain_name(weight.name))) for weight in self.quantized.values()]
             self.quantized = {weight.name: weight for weight in renamed}
+
+    def _is_of_prediction(self, name: str) -> bool:
+        """Whether a tensor predicts several tokens at once (MTP), which is not used: it belongs to a layer that is
+        stored after the model's own."""
+        layer, num_more = LAYER.search(name), self.text_config.get("num_nextn_predict_layers")
+        is_later = layer is not None and isinstance(num_more, int) and 0 <= int(layer[1]) - self.num_layers < num_more
+        return is_later or _PREDICTION.match(name) is not None
 
     @classmethod
     def at(cls, location: ModelLocation, quantization: Quantization = AS_STORED) -> Checkpoint:
@@ -181,6 +193,13 @@ class Checkpoint:
             return 1
         return self.hidden_size // self._positive_setting(*_HEAD_COUNTS)
 
+    @property
+    def kv_numbers(self) -> int:
+        """Numbers that a layer stores of one position: of its keys and values, or one latent with a rotated key."""
+        if self.text_config.get("kv_lora_rank") is not None:
+            return self._positive_setting("kv_lora_rank") + self._positive_setting("qk_rope_head_dim")
+        return 2 * self.num_kv_heads * self.head_size
+
     @cached_property
     def stored_dtype(self) -> str:
         """The dtype of most of the weights: ``float32``, ``bfloat16`` or ``float16``. Codes count as bfloat16."""
@@ -231,7 +250,7 @@ class Checkpoint:
     def manifest(self, dtype: str) -> Manifest:
         """Return the manifest that all processes must agree on, with sizes in memory when computing in ``dtype``."""
         parts = self._sizes.of_parts(DTYPE_BYTES[dtype], self.num_layers, self.folder)
-        per_token = 2 * self.num_kv_heads * self.head_size * DTYPE_BYTES[dtype]
+        per_token = self.kv_numbers * DTYPE_BYTES[dtype]
         kv_bytes = self._layer_kv_bytes(per_token, DTYPE_BYTES[dtype])
         return Manifest(
             name=shorten_name(self.name),

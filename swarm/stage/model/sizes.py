@@ -17,7 +17,7 @@ from pathlib import Path
 
 from swarm.errors import ModelError
 from swarm.hub.headers import StoredTensor
-from swarm.stage.quantization.at_load import HEAD, LAYER
+from swarm.stage.quantization.at_load import HEAD, LATENT_HEADS, LAYER
 from swarm.stage.quantization.stored import StoredWeight
 
 # Parts of Gemma 3n and 4 that run before the layers: tables and products for the layers' own inputs, and for streams.
@@ -93,8 +93,10 @@ class MemorySizes:
         return any(weight.shape[0] == self.vocab_size and not LAYER.search(weight.name) for weight in weights)
 
     def _is_unpacked(self, weight: StoredWeight) -> bool:
-        """Whether a matrix is dequantized because it can't be packed with others: with the one that it is multiplied
-        with in one pass, or with those of the other experts of its layer."""
+        """Whether a matrix is dequantized because it has heads of latents, or can't be packed with others: with the one
+        that it is multiplied with in one pass, or with those of the other experts of its layer."""
+        if LATENT_HEADS.search(weight.name):
+            return True
         group = _expert_group(weight.name)
         if group is not None:
             return group in self._unpacked_experts

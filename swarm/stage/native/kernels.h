@@ -126,6 +126,9 @@ typedef struct {
  * One layer's keys and values, for each place and head a matrix, packed. Keys, with positions for outputs, as in
  * SwarmMatrix. Values, with elements for outputs, a whole number of sixteens; bfloat16: [pair of positions][element][2],
  * float32: [position][element]. Strides count numbers.
+ *
+ * Latents, where `values` is NULL: the first `value_size` numbers of a key are its value. Keys as rows, one position
+ * after the other, each a whole number of sixteens.
  */
 typedef struct {
   void *keys, *values;
