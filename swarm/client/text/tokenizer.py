@@ -27,8 +27,8 @@ PROCESSOR_TEMPLATE_FILE = "chat_template.json"  # older multimodal checkpoints
 ASSET_FILES = (TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE, PROCESSOR_TEMPLATE_FILE)
 
 _MANY_IDS = 1024  # from this many ids on, decoding releases the interpreter's lock
-# Exceptions that Python raises when a template meets an unexpected value, such as a missing content.
 _READS_PARTS = re.compile(r"""['".]text\b""")  # in a template that can take the parts of a content
+# Exceptions that Python raises when a template meets an unexpected value, such as a missing content.
 _TEMPLATE_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
 
 Chat = Sequence[Mapping[str, object]]
@@ -127,8 +127,8 @@ class TextModel:
         return token in self.silent or self.tokenizer.id_to_token(token) is None
 
     def _needs_parts(self) -> bool:
-        """Whether the template drops a content that is a text, as some of multimodal models do, but shows it as a
-        part."""
+        """Whether the template drops a content that is a text, but shows it as a part, as those of some multimodal
+        models do."""
         if self.template is None or not _READS_PARTS.search(self.template_source):
             return False
         probe = secrets.token_hex(8)
