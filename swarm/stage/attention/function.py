@@ -45,6 +45,8 @@ LATENT_HEADS = "latent_heads"
 # Key counts that the probe tries. A row's position decides how many keys there are, and libraries may split long sums
 # over threads where they do not split short ones.
 _PROBED_KEYS = (CELL, 3 * CELL, 17 * CELL)
+# Kinds of attention whose window transformers puts into the mask alone.
+_MASKED_WINDOWS = frozenset({"PhimoeAttention"})
 # Arguments that do not change which keys a query attends to. Any other argument must be understood or rejected.
 _IGNORED_ARGUMENTS = frozenset(
     {
@@ -76,6 +78,8 @@ def attend(
     """Attend as transformers expects it; return ``[1, tokens, heads, size]``. Writes keys and values first."""
     _refuse_unknown(module, attention_mask, dropout, others)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if type(module).__name__ in _MASKED_WINDOWS:
+        sliding_window = module.config.sliding_window
     options = AttentionOptions(scale, sliding_window, softcap, s_aux)
     if is_chunked(module):
         options = replace(options, window=None, chunk=module.config.attention_chunk_size)

@@ -33,7 +33,9 @@ _LIMITS = {
     **dict.fromkeys(("hidden_size_per_layer_input", "laurel_rank", "gated_norm_rank", "adapter_rank"), 16),
     **dict.fromkeys(("kv_lora_rank", "o_lora_rank"), 32),
     "q_lora_rank": 48,
-    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k"), 2),
+    **dict.fromkeys(
+        ("num_experts_per_tok", "top_k_experts", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k"), 2
+    ),
     **dict.fromkeys(("n_group", "num_expert_group", "zero_expert_num"), 2),
     **dict.fromkeys(("sliding_window", "sliding_window_size", "attention_window_size", "window_size"), 40),
     "attention_chunk_size": 64,

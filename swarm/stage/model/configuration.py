@@ -68,7 +68,8 @@ def fix_rope(config: Any) -> Any:
     ``longrope`` has factors for sequences up to the original context, and others for longer ones. transformers takes
     one or the other by the longest sequence of a batch, and begins anew when a sequence outgrows the original context.
     Here, all sequences take the long factors if the model's context is longer than the original one. ``dynamic``
-    stretches positions of sequences that are longer than the model's context, which are not served.
+    stretches positions of sequences that are longer than the model's context, which are not served; with Hunyuan's
+    ``alpha``, it stretches all by the same factor.
     """
     config = copy.deepcopy(config)
     text = config.get_text_config()
@@ -76,7 +77,7 @@ def fix_rope(config: Any) -> Any:
     for table in (rope, *rope.values()):
         if not isinstance(table, dict):
             continue
-        if table.get("rope_type") == "dynamic":
+        if table.get("rope_type") == "dynamic" and not table.get("alpha"):
             table["rope_type"] = "default"
         elif table.get("rope_type") == "longrope":
             original = table.get("original_max_position_embeddings") or text.max_position_embeddings

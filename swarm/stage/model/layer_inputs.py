@@ -75,7 +75,7 @@ class RowLayout:
 
     def unpack(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, dict[str, _KeysValues]]:
         """Return hidden states, the layers' inputs, and keys and values by type of layer."""
-        hidden, inputs, *rest = rows.split(list(self._widths()), -1)
+        hidden, inputs, *rest = torch.split(rows, list(self._widths()), -1)
         if self.num_streams > 1:
             hidden = hidden.unflatten(2, (self.num_streams, -1)).permute(2, 0, 1, 3)
         shared = {}
@@ -84,14 +84,6 @@ class RowLayout:
             shared[kind] = (key, value)
         own = inputs.unflatten(2, (self.num_layers, -1)) if self.input_size else None
         return hidden.contiguous(), own, shared
-
-
-@dataclass
-class _Output(BaseModelOutputWithPast):
-    """What Gemma's models read from their base model's result."""
-
-    shared_kv_states: None = None
-    router_logits: None = None
 
 
 def is_wide(base: Any) -> bool:
@@ -135,8 +127,15 @@ def _run(
     if this.keep_rows is None:
         assert this.output is not None, "the stage's last layer has run"
         this.output = layout.pack(this.output, inputs, shared)
-        return _Output(last_hidden_state=hidden)
-    return _Output(last_hidden_state=self.norm(_join_streams(self, hidden)))
+        return _output(hidden)
+    return _output(self.norm(_join_streams(self, hidden)))
+
+
+def _output(hidden: torch.Tensor) -> Any:
+    """Return a base model's result with all that Gemma's models read from it."""
+    output = BaseModelOutputWithPast(last_hidden_state=hidden)
+    output.shared_kv_states = output.router_logits = None
+    return output
 
 
 def _layer_inputs(self: Any, ids: Any, embedded: torch.Tensor) -> torch.Tensor | None:

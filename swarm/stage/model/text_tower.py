@@ -19,7 +19,7 @@ TEXT_ONLY_NOTE = "text only: its parts for images or audio are not loaded"
 
 _SECTIONS = ("text_config", "vision_config", "audio_config", "thinker_config")
 _NESTED = re.compile(r"(?:thinker\.)?(?:model\.)?(?:language_model|text_model|llm)\.(?:model\.)?(?P<rest>.+)")
-_FLAT = re.compile(r"(?:thinker\.)?(?P<name>model\..+)")
+_FLAT = re.compile(r"(?:thinker\.)?(?P<name>model\.(?!embed_tokens_extend\.).+)")  # that one: towers of Phi 4
 _HEAD = re.compile(r"(?:thinker\.)?(?:model\.)?(?P<name>lm_head\..+)")
 
 
