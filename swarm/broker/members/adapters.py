@@ -40,8 +40,8 @@ class AdapterManager:
         self._adapters = state.adapters
 
     def restore(self, snapshot: JournalSnapshot) -> None:
-        """Restore the set after a restart of the broker."""
-        if snapshot.adapters:
+        """Restore the set after a restart of the broker. Without its model it is of no use."""
+        if snapshot.adapters and snapshot.manifest is not None:
             self._adapters.entries, self._adapters.number = snapshot.adapters, 1
             self._adapters.dropped = dict.fromkeys(snapshot.dropped_adapters)
 
@@ -213,6 +213,10 @@ class AdapterManager:
             remedy = "copy the same ones to all hosts, or name an adapter on a hub"
             self._fail(load, f"workers {first} and {other} have different files of it: {remedy}")
             return
+        base = self._state.base_manifest
+        if base is None or not entry.digest or len(entry.layer_bytes) != base.num_layers:
+            self._fail(load, f"worker {first} does not describe it as this build would: install the same version")
+            return
         self._adapters.entries = (*self._adapters.entries, entry)
         self._adapters.load = None
         self._refresh_model()
@@ -264,8 +268,10 @@ class AdapterManager:
         self.write_again()
 
     def write_again(self) -> None:
-        """Write the set, also to a journal that was started over."""
+        """Write the set, also to a journal that was started over, if there ever was one."""
         adapters = self._adapters
+        if not adapters.number:
+            return
         self._out.append(WriteAdapters(adapters.ticket, adapters.entries, tuple(adapters.dropped)))
 
     def on_written(self, ticket: int) -> None:
