@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,6 +31,7 @@ from swarm.stage.executor import (
 from swarm.wire.messages import (
     BLOCK,
     MAX_SEQUENCES,
+    AdapterEntry,
     LayerCost,
     LayerRange,
     Manifest,
@@ -240,6 +242,12 @@ class FakeExecutor:
             self.kept |= {layer}
         progress(1, 1)
         return to_ranges(self.kept)
+
+    def load_adapters(self, entries: tuple[AdapterEntry, ...]) -> tuple[AdapterEntry, ...]:
+        return tuple(msgspec.structs.replace(entry, digest=entry.digest or f"{entry.name:0<32}") for entry in entries)
+
+    def drop_adapters(self, keys: tuple[str, ...]) -> None:
+        pass
 
     def loaded_bits(self) -> str:
         return self.bits

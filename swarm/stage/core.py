@@ -32,8 +32,10 @@ from math import inf
 import msgspec
 
 from swarm.stage.actions import CHUNK, Action, Compute, SendToBroker, WriteStageLog
+from swarm.stage.adapters import StageAdapters
 from swarm.stage.epochs import AllowedSenders, EpochManager
 from swarm.stage.events import (
+    AdaptersLoaded,
     BrokerConnected,
     ChunkLost,
     ChunkSpilled,
@@ -83,6 +85,7 @@ from swarm.wire.messages import (
     LayerRange,
     Lineage,
     Order,
+    SetAdapters,
     Welcome,
 )
 from swarm.wire.tensors import find_not_finite
@@ -110,6 +113,7 @@ class StageCore:
     """Deciding part of a stage; the rules are in the module's docstring."""
 
     settings: StageSettings
+    adapters: StageAdapters = field(init=False)
     epochs: EpochManager = field(init=False)
     pending_plan: PendingPlan = field(init=False)
     store: SequenceStore = field(init=False)
@@ -138,6 +142,7 @@ class StageCore:
         spiller = KvSpiller(self.store, self._count, own.spill_chunk)
         restorer = KvRestorer(own.incarnation, self.store, spiller, self._actions, self._write_log, self._count)
         self.exchange = KvExchange(KvSender(self.store, self._count), arrivals, spiller, restorer, self._actions)
+        self.adapters = StageAdapters(own.incarnation, self.store.sequences, self._actions)
         self.epochs = EpochManager(
             own.incarnation,
             self.pending_plan,
@@ -214,9 +219,8 @@ class StageCore:
                 self.membership.on_order_received(now)
                 self._handle_order(order, now)
                 self.epochs.publish_allowed()
-            case Loaded() | LoadFailed() | StandbyProgressed() | StandbyLoaded():
-                self._actions.extend(self.pending_plan.handle_event(event))
-                self.epochs.publish_allowed()
+            case Loaded() | LoadFailed() | StandbyProgressed() | StandbyLoaded() | AdaptersLoaded():
+                self._on_loaded(event, now)
             case (
                 KvArrived()
                 | KvStoreFailed()
@@ -234,6 +238,7 @@ class StageCore:
                 self._tick(kv_free_bytes, now)
         self.epochs.share_prefixes()
         self._start_work(now)
+        self.adapters.drop_unused()
         actions = [self._stamp_lineage(action) for action in self._actions]
         self._actions.clear()
         return actions
@@ -252,6 +257,9 @@ class StageCore:
             return
         if self.membership.handle_order(order):
             return
+        if isinstance(order, SetAdapters):  # of the broker that this worker introduces itself to, too
+            self.adapters.follow(order)
+            return
         if order.lineage != self.lineage:
             self._count("stale_orders")
             return
@@ -261,6 +269,15 @@ class StageCore:
     def _on_welcome(self, order: Welcome) -> None:
         self.epochs.on_welcome(order)
         self.membership.on_welcome(order)
+
+    def _on_loaded(
+        self, event: Loaded | LoadFailed | StandbyProgressed | StandbyLoaded | AdaptersLoaded, now: float
+    ) -> None:
+        if not isinstance(event, AdaptersLoaded):
+            self._actions.extend(self.pending_plan.handle_event(event))
+            self.epochs.publish_allowed()
+        elif self.adapters.on_loaded(event) and self.membership.hello_sent_at is not None:
+            self.membership.send_hello(now)  # the broker has been waiting for these
 
     def inventory(self) -> tuple[HeldSequence, ...]:
         """Return the stored sequences, for Activated."""

@@ -48,6 +48,16 @@ class MemoryPlan:
         state_bytes = self.manifest.working_state_bytes(layers)
         return count_reserved(state_bytes, self.kv_budget(layers, standby), self.max_sequences)
 
+    def check_kept(self, layers: LayerRange, standby: frozenset[int], kv_positions: int) -> None:
+        """Raise ``ModelError`` unless a plan that holds this number of positions still fits beside its weights."""
+        per_token = sum(self.manifest.kv_bytes_per_token[layers.first : layers.stop])
+        weights = self.manifest.weight_bytes(layers) + self.standby_bytes(standby - layers_of((layers,)))
+        if (lacks := weights + kv_positions * per_token - self.memory_bytes) > 0:
+            raise ModelError(
+                f"this worker lacks {lacks / (1 << 20):.1f} MiB beside its layers, keys and values; drop another "
+                "adapter, or raise its memory limit"
+            )
+
     def check_weights(self, ranges: tuple[LayerRange, ...]) -> None:
         """Raise ``ModelError`` if the weights of these layers do not fit."""
         needed = sum(map(self.manifest.weight_bytes, ranges))

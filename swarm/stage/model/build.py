@@ -13,7 +13,7 @@ import copy
 import dis
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -289,7 +289,7 @@ class WeightLoader:
         for part in module.modules():
             align_calls(part)
         for adapter in self._adapters:
-            _add_adapter(module, name, adapter)
+            add_adapter(module, name, adapter)
         release_free_memory()
 
     def _load_part(self, model: Any, path: str, part: nn.Module) -> None:
@@ -396,18 +396,29 @@ class WeightLoader:
             yield f"{parts.input_embedding}.weight"
 
 
-def _add_adapter(module: nn.Module, name: str, adapter: AdapterFolder) -> None:
+def add_adapter(module: nn.Module, name: str, adapter: AdapterFolder) -> None:
     """Add an adapter to the products of a loaded module. Raises ``ModelError`` if one that it changes is not there."""
     weights = adapter.read(f"{name}.")
     if not weights:
         return
     missing = set(weights)
+    for linear in _products(module):
+        missing -= linear.add_adapter(adapter.key, weights)
+    if missing:
+        raise adapter.unsupported(missing)
+
+
+def drop_adapters(module: nn.Module, keys: Collection[str]) -> None:
+    """Drop adapters from the products of a loaded module."""
+    for linear in _products(module):
+        linear.drop_adapters(keys)
+
+
+def _products(module: nn.Module) -> Iterator[NativeLinear]:
     for part in list(module.modules()):
         if isinstance(part, (NativeLinear, JoinedProducts)):
             for linear, _ in part.columns():
-                missing -= linear.add_adapter(adapter.name, weights)
-    if missing:
-        raise adapter.unsupported(missing)
+                yield linear
 
 
 def _check_shape(name: str, shape: torch.Size, expected: torch.Size) -> None:

@@ -330,6 +330,7 @@ def build_hello(
         logs=tuple(core.log.ranges()),
         kept=core.pending_plan.standby,
         bits=core.pending_plan.bits,
+        adapters=core.adapters.entries,
     )
 
 

@@ -4,12 +4,23 @@ the files that clients need."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Annotated, Final
 
 import msgspec
 
 from swarm.params import VectorKind
-from swarm.wire.messages.common import MAX_LAYERS, MAX_NAME, MAX_TOKENS, Digest, Message, Name, Record, TokenId, Whole
+from swarm.wire.messages.common import (
+    MAX_LAYERS,
+    MAX_NAME,
+    MAX_TOKENS,
+    Digest,
+    Message,
+    Name,
+    Record,
+    TokenId,
+    Whole,
+)
 from swarm.wire.messages.records import LayerRange, PayloadSpec
 
 
@@ -24,6 +35,31 @@ class Asset(Record, frozen=True):
 MAX_ADAPTERS = 256
 STATE_STRIDE: Final = 512
 WORKING_STATES: Final = 3  # states of a sequence in a layer beside those at multiples of the stride
+AdapterName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$")]
+
+
+class AdapterEntry(Record, frozen=True):
+    """An adapter that is loaded at run time. ``source``: a folder that each worker has, or a name on a hub. ``digest``:
+    of its files; empty: any content will do. ``num_bytes``: their size. ``layer_bytes``: memory, by layer."""
+
+    name: AdapterName
+    source: Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
+    digest: Digest = ""
+    num_bytes: Whole = 0
+    layer_bytes: Annotated[tuple[Whole, ...], msgspec.Meta(max_length=MAX_LAYERS)] = ()
+
+    @property
+    def key(self) -> str:
+        """Return what requests have for its name once they are accepted: another content has another key."""
+        return f"{self.name}@{self.digest[:16]}"
+
+
+def add_layer_bytes(sizes: Iterable[int], more: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the bytes of each layer with what adapters add to them."""
+    return tuple(map(sum, zip(sizes, *more, strict=True)))
+
+
+AdapterEntries = Annotated[tuple[AdapterEntry, ...], msgspec.Meta(max_length=MAX_ADAPTERS)]
 
 # Fields that depend on the weights' type.
 _DTYPE_FIELDS = ("dtype", "layer_bytes", "embed_bytes", "head_bytes", "shared_bytes", "kv_bytes_per_token")
