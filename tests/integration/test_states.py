@@ -127,6 +127,8 @@ async def test_a_prefix_is_reused_up_to_a_state(client: AsyncClient, model: Path
 
 async def test_a_crowd_gets_the_tokens_that_each_gets_alone(client: AsyncClient, processes: Processes) -> None:
     """Beside each other, in chunks."""
+    kernels = {row["name"]: row["kernels"] for row in (await client.query("nodes"))["workers"]}  # type: ignore[attr-defined]
+    assert all(text.endswith(", exact") or ", exact (" in text for text in kernels.values()), kernels
     prompts = [make_prompt(150 + 97 * n, seed=30 + n) for n in range(8)]
     alone = [await ask(client, prompt, temperature=0.8, seed=5) for prompt in prompts]
     assert await asyncio.gather(*(ask(client, prompt, temperature=0.8, seed=5) for prompt in prompts)) == alone
