@@ -14,6 +14,7 @@ import torch
 from transformers import AutoConfig
 
 from swarm import AsyncClient
+from swarm.demo import model_path
 from swarm.stage.engine.tiny import VOCABULARY, tiny_config
 from swarm.wire.messages import STATE_STRIDE, PlanCommand
 from tests.faults.zygote import Zygote
@@ -126,6 +127,8 @@ async def test_a_prefix_is_reused_up_to_a_state(client: AsyncClient, model: Path
 
 async def test_a_crowd_gets_the_tokens_that_each_gets_alone(client: AsyncClient, processes: Processes) -> None:
     """Beside each other, in chunks."""
+    kernels = {row["name"]: row["kernels"] for row in (await client.query("nodes"))["workers"]}  # type: ignore[attr-defined]
+    assert all(text.endswith(", exact") or ", exact (" in text for text in kernels.values()), kernels
     prompts = [make_prompt(150 + 97 * n, seed=30 + n) for n in range(8)]
     alone = [await ask(client, prompt, temperature=0.8, seed=5) for prompt in prompts]
     assert await asyncio.gather(*(ask(client, prompt, temperature=0.8, seed=5) for prompt in prompts)) == alone
@@ -140,3 +143,35 @@ async def test_layers_move_to_another_worker(client: AsyncClient, processes: Pro
     leaving = stages_of(await client.query("nodes"))[0]
     assert (await client.steer(PlanCommand(verb="drain", worker=leaving)))["state"] == "drained"
     assert await asking == expect(model, prompt)
+
+
+async def test_preempted_sequences_get_the_tokens_that_each_gets_alone(
+    zygote: Zygote, model: Path, tmp_path: Path
+) -> None:
+    """Together they become longer than there is memory for, beside their states."""
+    options = {
+        "SWARM_WORKER__DTYPE": "float32",
+        "SWARM_WORKER__KV_SHARE": "0.01",
+        "SWARM_BROKER__KV_HEADROOM": "1",
+        "SWARM_BROKER__PREFIX_CACHE": "false",
+    }
+    prompts = [make_prompt(250, seed=50 + n) for n in range(16)]
+    with Processes(model, tmp_path, options=options, launch=zygote) as processes:
+        processes.start_broker()
+        processes.start_worker("w0", "--memory-limit", "1GiB")
+        async with AsyncClient(processes.url, connect_timeout_s=60) as client:
+            await processes.until_serving(client, 1)
+            together = await asyncio.gather(*(ask(client, prompt, max_tokens=150) for prompt in prompts))
+            stats = await client.query("stats")
+            assert stats["scheduler"]["preemptions"] > 0  # type: ignore[index]
+            for prompt, tokens in list(zip(prompts, together, strict=True))[-4:]:  # the youngest gave way
+                assert await ask(client, prompt, max_tokens=150) == tokens
+
+
+async def test_a_draft_model_with_states_is_refused(zygote: Zygote, model: Path, tmp_path: Path) -> None:
+    options = {"SWARM_BROKER__DRAFT": str(model), "SWARM_BROKER__SPECULATION": "draft"}
+    with Processes(model_path(), tmp_path, options=options, launch=zygote) as processes:
+        processes.start_broker()
+        async with AsyncClient(processes.url, connect_timeout_s=60) as client:
+            report = await processes.until(client, "stats", lambda body: body["draft"]["state"] == "refused")
+    assert f"{model.name} keeps states, which can't be rolled back" in report["draft"]["problem"]

@@ -63,7 +63,7 @@ def describe_kernels(
 def _has_experts(skeleton: ModelSkeleton) -> bool:
     """Whether the model has experts, which are stored as a three-dimensional parameter. A worker that takes layers over
     has no time for looking at all modules again."""
-    return any(parameter.ndim == 3 for parameter in skeleton.model.parameters())
+    return any(map(_holds_experts, skeleton.model.modules()))
 
 
 def describe_bits(
@@ -136,9 +136,15 @@ def _is_exact(module: torch.nn.Module) -> bool:
     """Whether the bits of this module's own products are independent of the other rows."""
     if isinstance(module, linears.KERNELS):
         return module.exact
-    if any(parameter.ndim == 3 for parameter in module.parameters(recurse=False)):
+    if _holds_experts(module):
         return hasattr(module, "is_transposed") and experts.is_exact(module)
     return not any(matrix.doubts for matrix in raw_matrices(module))
+
+
+def _holds_experts(module: torch.nn.Module) -> bool:
+    """Whether the module has matrices of several experts. Weights of a convolution have as many dimensions."""
+    is_convolution = isinstance(module, torch.nn.Conv1d)
+    return not is_convolution and any(parameter.ndim == 3 for parameter in module.parameters(recurse=False))
 
 
 def _is_attention_exact(skeleton: ModelSkeleton) -> bool:
@@ -151,7 +157,7 @@ def _could_be_native(skeleton: ModelSkeleton) -> bool:
 
 
 def _describe_experts(skeleton: ModelSkeleton) -> str:
-    every = [part for part in skeleton.model.modules() if any(p.ndim == 3 for p in part.parameters(recurse=False))]
+    every = [part for part in skeleton.model.modules() if _holds_experts(part)]
     if skeleton.kernel is NativeLinear and all(own_experts.gate_function(part) is not None for part in every):
         return "native, by group"
     return f"{linears.PlainLinear.name}, one by one"
