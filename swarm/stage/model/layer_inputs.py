@@ -77,12 +77,12 @@ class RowLayout:
         """Return hidden states, the layers' inputs, and keys and values by type of layer."""
         hidden, inputs, *rest = torch.split(rows, list(self._widths()), -1)
         if self.num_streams > 1:
-            hidden = hidden.unflatten(2, (self.num_streams, -1)).permute(2, 0, 1, 3)
+            hidden = hidden.view(*rows.shape[:2], self.num_streams, -1).permute(2, 0, 1, 3)
         shared = {}
         for (kind, num, size), *pair in zip(self.shared, rest[::2], rest[1::2], strict=True):
-            key, value = (part.unflatten(2, (num, size)).transpose(1, 2) for part in pair)
+            key, value = (part.view(*rows.shape[:2], num, size).transpose(1, 2) for part in pair)
             shared[kind] = (key, value)
-        own = inputs.unflatten(2, (self.num_layers, -1)) if self.input_size else None
+        own = inputs.view(*rows.shape[:2], self.num_layers, -1) if self.input_size else None
         return hidden.contiguous(), own, shared
 
 
