@@ -42,7 +42,7 @@ def test_a_folder_is_checked_by_its_configuration(tmp_path: Path, capsys: pytest
     [
         ({"model_type": "unheard-of"}, "has no models of kind unheard-of"),
         ({"model_type": "mine", "auto_map": {"AutoConfig": "x.Y"}}, "Swarm never runs a model's code"),
-        ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "layers with a state between positions"),
+        ({"model_type": "rwkv", "architectures": ["RwkvForCausalLM"]}, "layers with a state between positions"),
         ({"architectures": [7]}, "names no architecture"),
     ],
 )
