@@ -254,9 +254,7 @@ def test_a_bad_name_or_folder_is_refused(llama: Path, tmp_path: Path) -> None:
         TorchExecutor(str(llama), adapters={"a": str(tmp_path)})
 
 
-def test_adapters_are_loaded_and_dropped_while_layers_are_in_use(
-    llama: Path, adapters: dict[str, str], tmp_path: Path
-) -> None:
+def test_adapters_are_loaded_and_dropped_while_layers_are_in_use(llama: Path, adapters: dict[str, str]) -> None:
     """With the bits of one that was there from the start; by keys, since another content may have the name later."""
     early = alone([ready(llama, adapters)], 1, "tall")
     executor = ready(llama, {})
@@ -269,9 +267,9 @@ def test_adapters_are_loaded_and_dropped_while_layers_are_in_use(
         assert not torch.equal(result, without)
         assert torch.equal(alone([executor], 1, ""), without)
         executor.drop_adapters((entry.key,))
+        batch = Batch((Row(2, 0, 1, False),), np.array([5]), None, (), adapters=(entry.key,))
         with pytest.raises(IllegalMove, match="there is no adapter 'red@"):
-            alone([executor], 2, entry.key)
-        executor.release(2)
+            executor.forward(batch, never, nothing)
     (entry,) = executor.load_adapters((AdapterEntry("red", adapters["tall"]),))
     executor.prepare(LayerRange(2, 7), (), 8, nothing)  # these have it; and layers that are loaded from now on
     executor.activate(LayerRange(2, 7))
