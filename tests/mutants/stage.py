@@ -263,8 +263,8 @@ MUTANTS = (
         name="digest-of-other-tokens",
         breaks="A worker reports the digest of the tokens that it received, not of those that it computed.",
         target="swarm.stage.sequences:StoredSequence.digests",
-        old="return prefix_digests(self.history, ",
-        new="return prefix_digests(self.open.tokens, ",
+        old="return prefix_digests(self.history, self.verified(max(r.position for r in self.kv)), self.open.params.adapter)",
+        new="return prefix_digests(self.open.tokens, self.verified(max(r.position for r in self.kv)), self.open.params.adapter)",
         caught_by="tests/unit/stage/test_lineage.py::test_digests_are_of_what_was_computed_and_no_more",
     ),
     Mutant(
