@@ -13,6 +13,7 @@ import torch
 from transformers import AutoConfig
 
 from swarm.stage.engine.tiny import tiny_config
+from swarm.stage.model import text_models
 from swarm.stage.model.kinds import REFUSED
 from tests.model.as_transformers import check_as_transformers
 
@@ -37,7 +38,9 @@ def folder(save: Any) -> Any:
 
     def folder_of(kind: str) -> Path:
         if kind not in made:
-            made[kind] = save(tiny_config(families.real_config(kind)), dtype=torch.float32)
+            config = tiny_config(families.real_config(kind))
+            text_models.register(config)
+            made[kind] = save(config, dtype=torch.float32)
         return made[kind]
 
     return folder_of
