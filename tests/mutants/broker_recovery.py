@@ -245,6 +245,6 @@ MUTANTS = (
         target="swarm.broker.recovery.rebuild_runs:find_rebuild_runs",
         old="positions = [position if position >= target else position // stride * stride for position in positions]",
         new="pass",
-        caught_by="tests/unit/sim/test_states.py::test_accidents_beside_states",
+        caught_by="tests/unit/broker/recovery/test_rebuild.py::test_layers_with_states_begin_where_states_are_kept",
     ),
 )
