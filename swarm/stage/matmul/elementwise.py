@@ -47,7 +47,8 @@ class _AlignedCalls(TorchFunctionMode):
 
 def align_calls(module: torch.nn.Module) -> None:
     """Align the elementwise functions that the module's own code calls, such as a router's sigmoid."""
-    if _calls_elementwise(type(module)):
+    kind: type = type(module)
+    if _calls_elementwise(kind):
         module.forward = _align(module.forward)
 
 
@@ -61,7 +62,7 @@ def _align(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @cache
-def _calls_elementwise(kind: type[torch.nn.Module]) -> bool:
+def _calls_elementwise(kind: type) -> bool:
     """Whether a method of a model's module class calls an elementwise function."""
     bases = (base for base in kind.__mro__ if base.__module__.startswith("transformers.models."))
     methods = (inspect.unwrap(each) for base in bases for each in vars(base).values() if inspect.isfunction(each))
