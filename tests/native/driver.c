@@ -30,7 +30,7 @@ static void dense(int kind, int64_t outputs, int64_t inputs, int biased) {
     for (int64_t t = 0; t < LENGTH(THREADS); t++) {
       char name[128];
       const int64_t offsets[] = {0, ROWS[some]};
-      const SwarmRows rows = {x, inputs, out, outputs};
+      const SwarmRows rows = {x, inputs, out, outputs, NULL};
       if (swarm_kernels()->multiply(&matrix, offsets, 1, &rows, THREADS[t])) abort();
       snprintf(name, sizeof name, "dense %s %" PRId64 "x%" PRId64 " bias=%d rows=%" PRId64 " threads=%d",
                KIND_NAMES[kind], outputs, inputs, biased, ROWS[some], THREADS[t]);
@@ -52,7 +52,7 @@ static void grouped(int kind, int64_t function, int64_t outputs, int64_t inputs)
   void *x = numbers(kind, all * inputs, 2.0f, &chance), *out = room(all * given * bytes_of(kind));
   for (int64_t t = 0; t < LENGTH(THREADS); t++) {
     char name[128];
-    const SwarmRows rows = {x, inputs, out, given};
+    const SwarmRows rows = {x, inputs, out, given, NULL};
     if (swarm_kernels()->multiply(matrices, OFFSETS, GROUPS, &rows, THREADS[t])) abort();
     snprintf(name, sizeof name, "grouped %s %" PRId64 "x%" PRId64 " function=%" PRId64 " threads=%d", KIND_NAMES[kind],
              outputs, inputs, function, THREADS[t]);
@@ -120,7 +120,7 @@ static void norms(int kind) {
       Chance chance = chance_of((uint64_t)(size * 10 + scale + 2));
       void *x = numbers(kind, all, SCALES[scale + 2], &chance), *out = room(all * bytes_of(kind));
       float *weight = numbers(SWARM_FLOAT32, size, 2.0f, &chance), *bias = numbers(SWARM_FLOAT32, size, 1.0f, &chance);
-      const SwarmRows rows = {x, COUNT * size, out, COUNT * size};
+      const SwarmRows rows = {x, COUNT * size, out, COUNT * size, NULL};
       char name[128];
       for (int rounded = 0; rounded < 2; rounded++) {
         swarm_kernels()->rms_norm(kind, &rows, ROWS, COUNT, size, weight, 1e-6f, rounded);
@@ -128,7 +128,7 @@ static void norms(int kind) {
                  rounded);
         tell(name, kind, out, all);
       }
-      const SwarmRows single = {x, size, out, size};
+      const SwarmRows single = {x, size, out, size, NULL};
       for (int biased = 0; biased < 2; biased++) {
         swarm_kernels()->layer_norm(kind, &single, ROWS * COUNT, size, weight, biased ? bias : NULL, 1e-5f);
         snprintf(name, sizeof name, "layer_norm %s size=%" PRId64 " scale=%d bias=%d", KIND_NAMES[kind], size, scale,
@@ -183,7 +183,7 @@ static void mixture(int kind, int64_t experts, int64_t choices, int64_t size) {
     printf("%s %016" PRIx64 "\n", name, hash_numbers(hash, SWARM_FLOAT32, weights, ROWS * choices));
   }
   for (int64_t slot = 0; slot < ROWS * choices; slot++) slots[slot] = slot % 11 == 5 ? -1 : ROWS * choices - 1 - slot;
-  const SwarmRows rows = {answers, size, out, size};
+  const SwarmRows rows = {answers, size, out, size, NULL};
   swarm_kernels()->combine(kind, &rows, slots, weights, choices, ROWS, size);
   snprintf(name, sizeof name, "combine %s %" PRId64 " of %" PRId64, KIND_NAMES[kind], choices, experts);
   tell(name, kind, out, ROWS * size);
