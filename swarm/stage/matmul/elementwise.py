@@ -47,8 +47,8 @@ class _AlignedCalls(TorchFunctionMode):
 
 def align_calls(module: torch.nn.Module) -> None:
     """Align the elementwise functions that the module's own code calls, such as a router's sigmoid."""
-    kind: Any = type(module)  # mypy takes a class's hash for that of its instances
-    if calls_elementwise(kind):
+    kind: type = type(module)
+    if _calls_elementwise(kind):
         module.forward = _align(module.forward)
 
 
@@ -62,7 +62,7 @@ def _align(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @cache
-def calls_elementwise(kind: type[torch.nn.Module]) -> bool:
+def _calls_elementwise(kind: type) -> bool:
     """Whether a method of a model's module class calls an elementwise function."""
     bases = (base for base in kind.__mro__ if base.__module__.startswith("transformers.models."))
     methods = (inspect.unwrap(each) for base in bases for each in vars(base).values() if inspect.isfunction(each))

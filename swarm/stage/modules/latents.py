@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from transformers.models.axk1.modeling_axk1 import AXK1Attention
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Attention
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
@@ -25,7 +26,7 @@ from swarm.errors import ModelError
 from swarm.stage import native
 from swarm.stage.attention.function import LATENT_HEADS
 from swarm.stage.attention.options import Latents
-from swarm.stage.matmul.tiled import torch_matmul
+from swarm.stage.matmul import linears
 from swarm.stage.modules.reading import WeightReader
 from swarm.stage.modules.recognition import same_code, same_function
 from swarm.stage.native import cores
@@ -74,22 +75,21 @@ class NativeHeadProducts(NativeModule):
         return out
 
 
-class TorchHeadProducts(NativeModule):
-    """A product by torch's kernels for each head: on a CPU in tiles of fixed numbers of rows."""
+class TorchHeadProducts(nn.Module):
+    """A product by torch's kernels for each head. On a CPU they are proven as those of linear layers."""
 
-    def __init__(self, weights: torch.Tensor) -> None:
+    def __init__(self, weights: torch.Tensor, kernel: linears.LinearKernel) -> None:
         super().__init__()
-        self._weights = weights
-        self._products = [torch_matmul(weight, None) for weight in weights] if weights.device.type == "cpu" else []
+        is_proven = weights.device.type == "cpu"
+        self.heads = nn.ModuleList(linears.build_linear(kernel, each, None) for each in (weights if is_proven else ()))
+        self._weights = weights.new_empty(0) if is_proven else weights
 
     def forward(self, rows: torch.Tensor, width: int) -> torch.Tensor:
-        outputs = self._weights.shape[1]
-        out = rows.new_empty(*rows.shape[:2], width)
-        for head, product in enumerate(self._products):
-            out[head, :, :outputs] = product(rows[head].contiguous())
-        if not self._products:
-            out[..., :outputs] = torch.bmm(rows, self._weights.transpose(1, 2))
-        return out
+        if self.heads:
+            products = torch.stack([head(some.contiguous()) for head, some in zip(self.heads, rows, strict=True)])
+        else:
+            products = torch.bmm(rows, self._weights.transpose(1, 2))
+        return functional.pad(products, (0, width - products.shape[2]))
 
 
 class LatentHeads(NativeModule):
@@ -98,12 +98,13 @@ class LatentHeads(NativeModule):
     ``weight``: of the keys' and values' product, ``[heads, key and value, latent]``.
     """
 
-    def __init__(self, weight: torch.Tensor, key_size: int, latents: Latents, *, is_native: bool) -> None:
+    def __init__(self, weight: torch.Tensor, key_size: int, latents: Latents, kernel: linears.LinearKernel) -> None:
         super().__init__()
-        products = NativeHeadProducts if is_native else TorchHeadProducts
-        self.latents, self._key_size = latents, key_size
-        self.keys = products(weight[:, :key_size].transpose(1, 2).contiguous())
-        self.values, self._value_size = products(weight[:, key_size:].contiguous()), weight.shape[1] - key_size
+        self.latents, self._key_size, self._value_size = latents, key_size, weight.shape[1] - key_size
+        parts = (weight[:, :key_size].transpose(1, 2).contiguous(), weight[:, key_size:].contiguous())
+        self.keys, self.values = (
+            NativeHeadProducts(part) if kernel is NativeLinear else TorchHeadProducts(part, kernel) for part in parts
+        )
 
     def absorb(self, query: torch.Tensor) -> torch.Tensor:
         """Return queries for latents and rotated keys, from queries ``[tokens, heads, size]``."""
@@ -132,12 +133,12 @@ def check_known(model: nn.Module) -> None:
             raise ModelError(f"{type(part).__name__} attends to latents in a way that is not supported")
 
 
-def share_latents(part: Any, read: WeightReader, kernel: type[nn.Module]) -> None:
+def share_latents(part: Any, read: WeightReader, kernel: linears.LinearKernel) -> None:
     """Make the attention module store latents instead of keys and values, and read its heads' matrices, which are
     dequantized if they are quantized."""
     whole = read.tensor("kv_b_proj.weight", part.kv_b_proj.weight)
     weight = whole.view(part.num_heads, -1, part.kv_lora_rank)
-    heads = LatentHeads(weight, part.qk_nope_head_dim, Latents(part.kv_lora_rank), is_native=kernel is NativeLinear)
+    heads = LatentHeads(weight, part.qk_nope_head_dim, Latents(part.kv_lora_rank), kernel)
     setattr(part, LATENT_HEADS, heads)
     part.kv_b_proj, part.expand_kv = None, _join_latents
 
