@@ -84,6 +84,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     - ``vector``: the answer is a vector of this kind; no token is drawn.
     - ``prompt_logprobs``: return the log probability of each token of the prompt but the first, and this number of
       alternatives; None: neither. Then ``max_tokens`` may be 0: no token is drawn.
+    - ``adapter``: name of the adapter that changes the model's layers; empty: none.
     """
 
     max_tokens: int = 128
@@ -106,6 +107,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     thinking: Thinking | None = None
     vector: VectorKind | None = None
     prompt_logprobs: int | None = None
+    adapter: str = ""
 
     @property
     def max_answer(self) -> int:
@@ -120,7 +122,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def needs_new_stages(self) -> bool:
         """Whether stages of older protocols refuse a sequence with these parameters."""
-        return self.thinking is not None or self.vector is not None or self.prompt_logprobs is not None
+        asks = self.thinking is not None or self.vector is not None or self.prompt_logprobs is not None
+        return asks or bool(self.adapter)
 
     @property
     def greedy(self) -> bool:

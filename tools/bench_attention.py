@@ -20,6 +20,7 @@ from swarm.stage import native
 from swarm.stage.attention import function as attention
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import layout_spans
+from swarm.stage.attention.options import AttentionOptions
 from swarm.stage.attention.passes import ForwardPass, use_pass
 from swarm.wire.messages import LayerRange, Row
 
@@ -48,7 +49,7 @@ class Case:
         self.dtype, self.sequences, self.context, self.count = dtype, sequences, context, count
         per_layer = 2 * sequences * self.keys * (context + count) * self.size * dtype.itemsize
         self.layers = max(1, min(MOST_LAYERS, CACHES_BYTES // per_layer)) if context else 1
-        self.how = attention.AttentionOptions(self.size**-0.5, None, None, None)
+        self.how = AttentionOptions(self.size**-0.5, None, None, None)
 
     def parts(self, count: int) -> Tensors:
         return tuple(torch.randn(count, n, self.size).to(self.dtype) for n in (self.queries, self.keys, self.keys))

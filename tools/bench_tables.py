@@ -55,7 +55,7 @@ def masks_anew() -> AbstractContextManager[object]:
     plain = attention._pass_groups
 
     def made(this: ForwardPass, window: int | None, device: torch.device) -> AttentionPlan:
-        this.groups_by_window.clear()
+        this.groups_by_reach.clear()
         return plain(this, window, device)
 
     return mock.patch.object(attention, "_pass_groups", made)

@@ -190,6 +190,15 @@ WeightsOption = Annotated[
         "quantized files.",
     ),
 ]
+AdapterOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter",
+        metavar="NAME=DIR",
+        help="LoRA adapter in peft's format, which requests name as their model; DIR may be owner/name on the hub. "
+        "May be repeated.",
+    ),
+]
 MemoryOption = Annotated[
     str | None,
     typer.Option(

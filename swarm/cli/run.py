@@ -11,6 +11,7 @@ import typer
 
 from swarm.cli.meta.packages import missing_packages, require_packages
 from swarm.cli.options import (
+    AdapterOption,
     ConfigOption,
     DeviceOption,
     DiscoverableOption,
@@ -125,6 +126,7 @@ def worker(
     device: DeviceOption = None,
     dtype: DtypeOption = None,
     weights: WeightsOption = None,
+    adapter: AdapterOption = None,
     memory_limit: MemoryOption = None,
     threads: ThreadsOption = None,
     state_dir: StateDirOption = None,
@@ -147,6 +149,7 @@ def worker(
         "worker.device": device,
         "worker.dtype": dtype.value if dtype else None,
         "worker.weights": weights.value if weights else None,
+        "worker.adapters": adapter or None,
         "worker.memory_limit": memory_limit,
         "worker.threads": threads,
     }
@@ -154,8 +157,11 @@ def worker(
         load, origins = settings_readers(context, config, overrides)
         settings = load()
         require_packages("worker")
+        from swarm.stage.model.kinds import check_folder
         from swarm.stage.shell.openmp import configure_openmp
 
+        if settings.model:
+            check_folder(Path(settings.model).expanduser())  # before torch, whose import takes seconds
         configure_openmp(settings.worker.threads)
         from swarm import log
         from swarm.cli.joining import resolve_worker

@@ -85,6 +85,7 @@ class RequestOptions(TypedDict, total=False):
     thinking: Thinking | None
     vector: VectorKind | None
     prompt_logprobs: int | None
+    adapter: str
 
 
 class _ClientOptions(msgspec.Struct, frozen=True, kw_only=True):

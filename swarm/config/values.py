@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 _INTERFACE = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,14}")
+MAX_ADAPTER_NAME = 100
+_ADAPTER_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:/-]{{0,{MAX_ADAPTER_NAME - 1}}}")
 _ADVERTISED = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]{1,253})(:[0-9]{1,5})?")
 
 
@@ -110,10 +112,21 @@ def _parse_digits(value: object) -> object:
     return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
 
 
+def check_adapter(text: str) -> str:
+    """Check NAME=DIR, where DIR may be a name on a hub."""
+    name, _, folder = text.partition("=")
+    if not _ADAPTER_NAME.fullmatch(name) or not folder:
+        raise ValueError(
+            f"{text!r} is not NAME=DIR, where NAME has letters, digits and . _ : / -, at most {MAX_ADAPTER_NAME}"
+        )
+    return text
+
+
 Host = Annotated[str, AfterValidator(_check_loopback)]
 Address = Annotated[str, AfterValidator(_check_address)]
 AddressOrAuto = Annotated[str, AfterValidator(_check_address_or_auto)]
 AddressOrNone = Annotated[str, AfterValidator(_check_address_or_none)]
+Adapter = Annotated[str, AfterValidator(check_adapter)]
 ListenAddress = Annotated[str, AfterValidator(_check_listen)]
 Network = Annotated[str, AfterValidator(_check_network)]
 AdvertisedAddress = Annotated[str, AfterValidator(_check_advertised)]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ByteSize, Field
 
-from swarm.config.values import AddressOrAuto, AddressOrNone, PortRange, Seconds, Section, WeightGroup
+from swarm.config.values import Adapter, AddressOrAuto, AddressOrNone, PortRange, Seconds, Section, WeightGroup
 
 MAX_WORKER_NAME = 119  # its incarnation appends nine characters, and names in messages have at most 128
 
@@ -53,6 +53,11 @@ class WorkerSettings(Section):
         description="Numbers that products with quantized weights read, the same for all workers of the swarm. auto: "
         "those of worker.dtype. int8: rounded to 8 bits, with a scale for each group: faster in prompts, less "
         "precise, and with the same bits on every processor.",
+    )
+    adapters: tuple[Adapter, ...] = Field(
+        default=(),
+        description="LoRA adapters, the same for all workers of the swarm: NAME=DIR, a folder in peft's format, or "
+        "a name on a hub. A request names one as its model. Each takes memory in every layer that it changes.",
     )
     packed_cache_bytes: ByteSize = Field(
         default=ByteSize(64 << 30),

@@ -40,6 +40,7 @@ class ResumeState(msgspec.Struct, frozen=True, omit_defaults=True):
     echoes: tuple[str, ...] = ()  # texts that precede the answer, one per choice, or one for all choices
     told: dict[str, Any] = {}
     num_prompt: int = 0  # tokens; set when the prompt has been made
+    adapter: str = ""  # that the request named as its model
     reasoning: ReasoningStart = "none"  # how the answer begins; set when the prompt has been made
 
     def encode(self) -> str:

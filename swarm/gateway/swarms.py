@@ -35,7 +35,7 @@ class Swarms:
         served = await swarm.served_model()
         if not caller.may_use(served.name):
             raise self._unknown_model(model or served.name, caller)
-        return swarm, served
+        return swarm, served.named(model)
 
     async def _choose(self, model: str | None, caller: Caller) -> CompletionService:
         if self._silent() and not self._is_settled(model, caller):
@@ -105,11 +105,16 @@ class Swarms:
         return ApiError(404, text, param="model", code="model_not_found")
 
     async def models(self, caller: Caller) -> list[tuple[ServedModel, str]]:
-        """Return the models that a caller may use, each with its swarm's state. Raises ApiError if none is known."""
+        """Return the models that a caller may use, and their adapters, each with its swarm's state. Raises ApiError if
+        none is known."""
         errors = await self._wait_for_models(refresh=True)
         if len(self._silent()) == len(self.services):
             raise errors[0] if errors else ApiError(503, "no swarm answers", code="unavailable", retry_after_s=2.0)
-        return [(served, each.state) for each, served in self._known(caller)]
+        return [
+            (served.named(name), each.state)
+            for each, served in self._known(caller)
+            for name in (None, *served.adapters)
+        ]
 
     def own_name(self, model: str, caller: Caller) -> str | None:
         """Return our name of a model; None if we do not serve it to this caller, "" while none of our models is

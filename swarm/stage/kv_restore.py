@@ -62,7 +62,7 @@ class KvRestorer:
             self._report(order, order.start if is_ready else 0)
             return
         assert stored is not None
-        names = chunk_names(stored.history, stop, chunk)[order.start // chunk :]
+        names = chunk_names(stored.history, stop, chunk, stored.open.params.adapter)[order.start // chunk :]
         self.restoring[order.sequence] = _Restoration(order, stop, now + order.within_s, order.start)
         self.actions.append(
             ReadSpilled(

@@ -1,8 +1,8 @@
 """Writing the stage's keys and values to the local disk: which sequence is next, and when there is time for it.
 
-What a chunk of ``CHUNK`` positions holds in a layer depends on the model, on the bits of the kernels, and on the tokens
-up to its end, and on nothing else. So a chunk's name is a digest of these tokens, and any later sequence that begins
-with them can use it: after a restart of everything, or of another request.
+What a chunk of ``CHUNK`` positions holds in a layer depends on the model, the bits of the kernels, the adapter, and the
+tokens up to its end, and on nothing else. So a chunk's name is a digest of adapter and tokens, and any later sequence
+that begins with them can use it: after a restart of everything, or of another request.
 
 The broker orders it (``SpillKv``) while all stages of a plan have the same bits. The compute thread reads a chunk when
 there is no copy to be sent to another worker, and within a budget of its own, which is larger in idle time: other
@@ -28,18 +28,23 @@ _DIGEST_BYTES: Final = 20  # of a chunk's name; prompts are foreign, so collisio
 
 
 def extend_name(before: str, tokens: Sequence[int]) -> str:
-    """Return the name of the chunk with these tokens behind the chunk named ``before``; empty: it is the first one."""
+    """Return the name of the chunk with these tokens behind those named ``before`` (see ``first_name``)."""
     digest = hashlib.blake2b(bytes.fromhex(before), digest_size=_DIGEST_BYTES)
     digest.update(np.asarray(tokens, dtype="<u4").tobytes())
     return digest.hexdigest()
 
 
-def chunk_names(tokens: Sequence[int], stop: int, chunk: int = CHUNK) -> list[str]:
+def chunk_names(tokens: Sequence[int], stop: int, chunk: int = CHUNK, adapter: str = "") -> list[str]:
     """Return the names of all whole chunks before ``stop``."""
     names: list[str] = []
     for start in range(0, stop - chunk + 1, chunk):
-        names.append(extend_name(names[-1] if names else "", tokens[start : start + chunk]))
+        names.append(extend_name(names[-1] if names else first_name(adapter), tokens[start : start + chunk]))
     return names
+
+
+def first_name(adapter: str) -> str:
+    """Return the name before a sequence's first chunk: that of its adapter, if it has one."""
+    return adapter.encode().hex()
 
 
 @dataclass(slots=True)
@@ -193,5 +198,6 @@ class KvSpiller:
         names = self._names.setdefault(sequence, [])
         del names[start // self.chunk :]
         for begin in range(len(names) * self.chunk, start + self.chunk, self.chunk):
-            names.append(extend_name(names[-1] if names else "", stored.history[begin : begin + self.chunk]))
+            before = names[-1] if names else first_name(stored.open.params.adapter)
+            names.append(extend_name(before, stored.history[begin : begin + self.chunk]))
         return names[-1]

@@ -157,11 +157,12 @@ class RecheckQueue:
         row = Row(job.step.rows[0].sequence, first, stop - first, is_drawn)
         hidden = None if job.hidden is None else job.hidden[first:stop]
         samples: tuple[SampleJob, ...] = ()
+        opened = job.step.open[0]
         if is_drawn:
-            opened = job.step.open[0]
             samples = (SampleJob(0, opened.params, opened.seed, list(job.step.tokens[:stop]), opened.num_prompt),)
         tokens = np.asarray(job.step.tokens[first:stop], dtype=np.int64)
-        batch = Batch((row,), tokens, hidden, samples, alone=False, through=job.layers)
+        adapters = (opened.params.adapter,) if opened.params.adapter else ()
+        batch = Batch((row,), tokens, hidden, samples, alone=False, through=job.layers, adapters=adapters)
         return [ComputeRecheck(job.step.epoch, job.trial.ticket, batch, job.stop)]
 
     def _first_drawn(self, job: _Job) -> int:

@@ -236,6 +236,8 @@ class ReplayQueue:
                 return f"a replay of sequence {row.sequence} would outgrow its limit of {held.open.limit}"
             if held.min_position(own) < row.start:
                 return f"a replay of sequence {row.sequence} begins at {row.start}, but layers {own} stand at {held.kv}"
+            if not held.can_begin(own, row.start):
+                return f"a replay of sequence {row.sequence} begins at {row.start}, where layers {own} hold no state"
         for row, row_tokens in needed.parts():
             held = self.store.sequences[row.sequence]
             held.history[row.start : row.start + row.count] = row_tokens
@@ -244,7 +246,7 @@ class ReplayQueue:
             held.recede(own, row.start)
         self.current = step
         tokens = np.asarray(step.tokens, dtype=np.int64)
-        batch = Batch(step.rows, tokens, needed.hidden, (), alone=step.alone, through=own)
+        batch = Batch(step.rows, tokens, needed.hidden, (), step.alone, own, adapters=self.store.adapters(step.rows))
         return Compute(step.epoch, step.step, batch, step.cause)
 
     def _is_needed(self, row: Row, step: Step, layers: LayerRange) -> bool:

@@ -1,5 +1,5 @@
-"""Digests of a sequence's tokens: they identify the tokens that keys and values were computed from, without sending
-them.
+"""Digests of a sequence's tokens, and of its adapter's name if it has one: they identify what keys and values were
+computed from, without sending it.
 
 A worker reports digests of all tokens behind its keys and values, and of prefixes of them: shorter by 1, 3, 7, 15 …
 tokens. A broker that has fewer tokens than the worker (its machine lost power before the last ones reached the disk)
@@ -16,12 +16,12 @@ import xxhash
 _LOW_63_BITS = 2**63 - 1
 
 
-def prefix_digests(tokens: Sequence[int], position: int) -> tuple[int, ...]:
+def prefix_digests(tokens: Sequence[int], position: int, adapter: str = "") -> tuple[int, ...]:
     """Return digests of prefixes of the first ``position`` tokens, the longest last."""
-    return _digests(tokens, _prefix_lengths(position))
+    return _digests(tokens, _prefix_lengths(position), adapter)
 
 
-def num_matching(tokens: Sequence[int], position: int, digests: tuple[int, ...]) -> int:
+def num_matching(tokens: Sequence[int], position: int, digests: tuple[int, ...], adapter: str = "") -> int:
     """Return the length of the longest reported prefix that these tokens match. ``digests``: those of the prefixes of
     ``position`` tokens."""
     lengths = _prefix_lengths(position)
@@ -29,7 +29,7 @@ def num_matching(tokens: Sequence[int], position: int, digests: tuple[int, ...])
         return 0
     known = [length for length in lengths if length <= len(tokens)]
     matching = 0
-    for length, own, reported in zip(known, _digests(tokens, known), digests, strict=False):
+    for length, own, reported in zip(known, _digests(tokens, known, adapter), digests, strict=False):
         if own == reported:
             matching = length
     return matching
@@ -45,9 +45,9 @@ def _prefix_lengths(position: int) -> list[int]:
     return lengths[::-1]
 
 
-def _digests(tokens: Sequence[int], lengths: list[int]) -> tuple[int, ...]:
+def _digests(tokens: Sequence[int], lengths: list[int], adapter: str) -> tuple[int, ...]:
     data = np.asarray(tokens[: lengths[-1]] if lengths else (), dtype="<i8").data.cast("B")
-    state, done, digests = xxhash.xxh3_64(), 0, []
+    state, done, digests = xxhash.xxh3_64(adapter.encode()), 0, []
     for length in lengths:
         state.update(data[8 * done : 8 * length])
         done = length

@@ -29,7 +29,7 @@ def http_swarm(logs: Path, zygote: Zygote, model: Path | None = None) -> Iterato
     ) as swarm:
         swarm.start(2)
         asyncio.run(_until_serving(swarm))
-        with _gateway(swarm.url, logs / "gateway.log") as url:
+        with gateway(swarm.url, logs / "gateway.log") as url:
             yield url
 
 
@@ -39,7 +39,7 @@ async def _until_serving(swarm: Processes) -> None:
 
 
 @contextmanager
-def _gateway(broker: str, log: Path) -> Iterator[str]:
+def gateway(broker: str, log: Path) -> Iterator[str]:
     port = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "swarm", "gateway", "--url", broker, "--http", str(port)]

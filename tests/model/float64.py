@@ -44,9 +44,9 @@ def distance(logits: torch.Tensor, truth: torch.Tensor) -> float:
     return float(rows.max() / truth.square().mean().sqrt())
 
 
-def truth_of(folder: Path, tokens: Sequence[int]) -> Truth:
+def truth_of(folder: Path, tokens: Sequence[int], kind: Any = AutoModelForCausalLM) -> Truth:
     """transformers' whole model in float64, with rotary tables as in float32: these belong to the model."""
-    model = AutoModelForCausalLM.from_pretrained(
+    model = kind.from_pretrained(
         folder, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
     ).eval()
     widest = max(module.in_features for module in model.modules() if isinstance(module, torch.nn.Linear))
@@ -82,6 +82,8 @@ class _InFloat64(TorchFunctionMode):
         if self._is_spared:
             return func(*args, **(kwargs or {}))
         wanted = {name: _widened(value) for name, value in (kwargs or {}).items()}
+        if func is torch.full:
+            wanted.setdefault("dtype", torch.float64)
         return (torch.Tensor.double if func is torch.Tensor.float else func)(*map(_widened, args), **wanted)
 
     def spare(self, module: torch.nn.Module) -> tuple[Any, Any]:

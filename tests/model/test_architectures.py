@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +16,27 @@ from swarm.errors import ModelError
 from swarm.params import SamplingParams
 from swarm.stage import native
 from swarm.stage.attention import function as attention
+from swarm.stage.attention import options
 from swarm.stage.engine import model_kernels, selfcheck
 from swarm.stage.engine.kernel_report import describe_kernels
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.matmul.linears import choose_kernel, is_efficient
 from swarm.stage.model.build import ModelSkeleton
 from swarm.stage.model.rope import RopeTable
+from swarm.stage.modules import attention as modules_attention
 from swarm.wire.messages import LayerRange
 from tests.model.cutting import Cutter, Pipeline, nothing, random_tokens
 from tests.model.float64 import truth_of
-from tests.model.models import ARCHITECTURES, load_whole, named_config
+from tests.model.models import ADAPTED, ARCHITECTURES, load_whole, named_config
 
 SERVED = [
     *("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2", "gpt_neox"),
     *("mixtral", "qwen3_moe", "gpt_oss", "granite", "cohere2", "starcoder2", "smollm3"),
 ]
-REFUSED = ["bloom", "falcon", "mamba", "qwen3_next", "llama4_text", "gpt2"]
+REFUSED = ["mamba", "qwen3_next", "big_bird"]
 
 
-@pytest.mark.parametrize("kind", SERVED)
+@pytest.mark.parametrize("kind", [*SERVED, *ADAPTED])
 def test_served(kind: str) -> None:
     """The check at load accepts these kinds."""
     assert set(ARCHITECTURES) <= set(SERVED)
@@ -47,22 +50,64 @@ def test_refused(kind: str) -> None:
         selfcheck.check_cut(AutoConfig.for_model(kind))
 
 
+def _replace_options(monkeypatch: pytest.MonkeyPatch, make: Callable[..., Any]) -> None:
+    """Let attention by the model's modules and by ours make its options so."""
+    for module in (attention, modules_attention):
+        monkeypatch.setattr(module, "AttentionOptions", make)
+
+
 @pytest.mark.parametrize(
     ("kind", "what"), [("gpt_oss", "sinks"), ("gemma2", "softcap"), ("mistral", "window"), ("gemma3_text", "window")]
 )
 def test_the_check_notices(kind: str, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: attention that leaves out sinks, soft cap or window is refused by the check."""
-    right = attention.AttentionOptions
+    right = options.AttentionOptions
 
     def partial(scale: float, window: Any, softcap: Any, sinks: Any) -> Any:
         given = {"window": window, "softcap": softcap, "sinks": sinks} | {what: None}
         return right(scale, given["window"], given["softcap"], given["sinks"])
 
-    monkeypatch.setattr(attention, "AttentionOptions", partial)
+    _replace_options(monkeypatch, partial)
     selfcheck._difference.cache_clear()
     with pytest.raises(ModelError, match="something else than whole"):
         selfcheck.check_cut(AutoConfig.for_model(kind))
     selfcheck._difference.cache_clear()
+
+
+FURTHER: dict[str, dict[str, Any]] = {
+    "falcon": {"alibi": True, "multi_query": False, "parallel_attn": False},
+    "phi3": {
+        "pad_token_id": 0,
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 128,
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.0 + n for n in range(48)]},
+    },
+    "llama": {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
+}
+
+
+@pytest.mark.parametrize(("kind", "changes"), [*((kind, {}) for kind in ADAPTED), *FURTHER.items()])
+def test_adapted_kinds_in_bfloat16(kind: str, changes: dict[str, Any]) -> None:
+    """Kinds with adapters, and unusual positions: near to transformers in bfloat16, too, by our kernels and by torch's,
+    and with the same bits cut into stages and chunks as whole."""
+    config = AutoConfig.for_model(kind, **changes)
+    own = native.library() is not None
+    selfcheck.check_kernels(config, "bfloat16")
+    assert (native.library() is not None) == own  # they were not rejected
+    for disabled in (nullcontext(), native.disabled("to compare")):
+        with disabled:
+            assert all(selfcheck.same_bits(config, dtype) for dtype in ("float32", "bfloat16"))
+
+
+def test_long_factors_serve_all_lengths(save: Any) -> None:
+    """A model whose context is longer than its original one takes ``longrope``'s long factors, as transformers does for
+    a sequence beyond the original context; another one the short factors."""
+    factors = {"long_factor": [1.0 + n for n in range(8)], "short_factor": [1.0] * 8, "type": "longrope"}
+    for original in (64, 1024):
+        changes = {"original_max_position_embeddings": original, "rope_scaling": factors}
+        folder = save(named_config("phi3", head_dim=16, **changes))
+        truth = truth_of(folder, TOKENS)
+        assert truth.off(logits_beside_a_stranger(Cutter().cut(folder, (0, 3, 6)))) < truth.bound
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +140,7 @@ def logits_beside_a_stranger(pipeline: Pipeline) -> torch.Tensor:
     return torch.cat(pieces)
 
 
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("kind", [*ARCHITECTURES, *ADAPTED])
 def test_logits_equal_the_whole_models(kind: str, folders: Any) -> None:
     """Loaded from files and cut in two or five, logits are as near to the model's in float64 as float32 can be: within
     what its roundings make of this model, on any processor (``float64.py`` says how that is known). So are those of
@@ -112,13 +157,13 @@ def test_logits_equal_the_whole_models(kind: str, folders: Any) -> None:
 
 def _of_scores(**changes: Callable[[Any], Any]) -> Callable[[pytest.MonkeyPatch], None]:
     """Attention whose scores are treated otherwise than the model says."""
-    right = attention.AttentionOptions
+    right = options.AttentionOptions
 
     def wrong(scale: float, window: Any, softcap: Any, sinks: Any) -> Any:
         said = {"scale": scale, "window": window, "softcap": softcap, "sinks": sinks}
         return right(**said | {name: change(said[name]) for name, change in changes.items() if said[name] is not None})
 
-    return lambda monkeypatch: monkeypatch.setattr(attention, "AttentionOptions", wrong)
+    return lambda monkeypatch: _replace_options(monkeypatch, wrong)
 
 
 def _of_rotation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +203,7 @@ def test_small_mistakes_are_beyond_what_float32_gives(
     assert off > 10 * truth.bound, off / truth.bound
 
 
-@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.parametrize("kind", [*ARCHITECTURES, *ADAPTED])
 def test_greedy_tokens_equal_generate(kind: str, folders: Any) -> None:
     """Cut in three, thirty greedy tokens are those of transformers' ``generate``, as far as these are well-defined: up
     to the first where the two best scores are nearer to each other than the two computations need to be."""
@@ -184,7 +229,7 @@ def test_greedy_tokens_equal_generate(kind: str, folders: Any) -> None:
         history.append(token)
     assert history == made.sequences[0, : len(history)].tolist()
     assert clear > NUM_NEW // 2
-    assert len(set(history[60:])) > clear // 3  # it says something
+    assert len(set(history[60:])) > clear // 5  # it says something
 
 
 @pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
@@ -224,11 +269,8 @@ def test_kernels_are_named(kind: str, dtype: str, folders: Any) -> None:
     assert "inexact" not in kernels
 
 
-def test_models_that_apply_curves_by_themselves_are_named_inexact() -> None:
-    """Qwen2-MoE weighs its shared expert by a sigmoid of one number per row, which torch computes by other instructions
-    for the last rows than for the rest."""
-    config = AutoConfig.for_model("qwen2_moe", num_hidden_layers=2, pad_token_id=0)
-    assert describe_kernels(ModelSkeleton(config, torch.device("cpu"), torch.float32), (), ()).endswith("inexact")
-    assert describe_kernels(
-        ModelSkeleton(named_config("qwen3_moe"), torch.device("cpu"), torch.float32), (), ()
-    ).endswith(", exact")
+def test_models_that_apply_curves_by_themselves_are_named_exact() -> None:
+    """Qwen2-MoE weighs its shared expert by a sigmoid of one number per row, which is aligned (``test_kernels``)."""
+    for kind in ("qwen2_moe", "qwen3_moe"):
+        skeleton = ModelSkeleton(named_config(kind), torch.device("cpu"), torch.float32)
+        assert describe_kernels(skeleton, (), ()).endswith(", exact")

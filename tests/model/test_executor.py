@@ -543,12 +543,10 @@ def test_shards(save: Any) -> None:
 def test_unfit_models(folder: Path) -> None:
     """Kinds of models that would be computed wrongly are refused before weights are read, with the reason."""
     change_config(folder, architectures=["Nonsense"], model_type="nonsense")
-    assert "doesn't support" in refused(folder)
-    change_config(folder, architectures=["BloomForCausalLM"], model_type="bloom", n_layer=8, hidden_size=64, n_head=4)
-    assert "pluggable attention" in refused(folder)
-    scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
-    change_config(folder, architectures=["LlamaForCausalLM"], model_type="llama", rope_parameters=scaling)
-    assert "rotary" in refused(folder)
+    assert "has no models of kind nonsense" in refused(folder)
+    change_config(folder, architectures=["CTRLLMHeadModel"], model_type="ctrl")
+    assert "attention in transformers that can't be replaced" in refused(folder)
+    change_config(folder, architectures=["LlamaForCausalLM"], model_type="llama")
     change_config(folder, quantization_config={"quant_method": "fp8"})
     assert "quantized" in refused(folder)
 

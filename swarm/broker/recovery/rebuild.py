@@ -74,7 +74,7 @@ def trusted_positions(hello: Hello, state: State) -> dict[int, int] | None:
         position = max((part.position for part in held.kv), default=0)
         if sequence is None or held.limit != sequence.limit:
             continue  # two journals gave out the same number: this one replaced the other from a backup
-        counts = num_matching(sequence.tokens, position, held.digests)
+        counts = num_matching(sequence.tokens, position, held.digests, sequence.adapter)
         if counts:
             positions[sequence_id] = counts
     return positions
@@ -100,7 +100,8 @@ def _trust_digests(held: HeldSequence, state: State) -> HeldSequence:
     if not held.digests or sequence is None:
         return held
     position = max(part.position for part in held.kv)
-    count = num_matching(sequence.tokens, position, held.digests) if held.limit == sequence.limit else 0
+    is_whole = held.limit == sequence.limit
+    count = num_matching(sequence.tokens, position, held.digests, sequence.adapter) if is_whole else 0
     parts = (RangePosition(part.layers, min(part.position, count)) for part in held.kv)
     return msgspec.structs.replace(held, kv=tuple(parts))
 
@@ -137,7 +138,12 @@ class Rebuilder:
         for sequence in list(self.state.running):
             shared = self._await_prefix(sequence, plan)
             runs = find_rebuild_runs(
-                sequence, plan, self.rebuilding.reports, shared=shared or 0, from_tokens=self.settings.from_tokens
+                sequence,
+                plan,
+                self.rebuilding.reports,
+                shared=shared or 0,
+                from_tokens=self.settings.from_tokens,
+                stride=self._stride,
             )
             is_needed_whole = isinstance(runs, int) and (shared or runs < self.state.shared.stop(sequence.id))
             if shared is None or is_needed_whole:  # it starts again, from the prefix of another one
@@ -154,7 +160,7 @@ class Rebuilder:
                 sequence.start_rebuild(runs)
                 waiting.append(sequence)
             else:
-                self.state.prefix.acknowledge(sequence.id, sequence.tokens, sequence.kv)
+                self.state.prefix.acknowledge(sequence.id, sequence.tokens, sequence.kv, sequence.adapter)
             self.state.running.refresh(sequence)
         self._speeds.reset()
         self.rebuilding.reports.clear()
@@ -232,7 +238,7 @@ class Rebuilder:
             self.rebuilding.queue.append(sequence)
             return
         self._drop_prefix(sequence.id)
-        self.state.prefix.acknowledge(sequence.id, sequence.tokens, sequence.kv)
+        self.state.prefix.acknowledge(sequence.id, sequence.tokens, sequence.kv, sequence.adapter)
         self.rebuilding.record_complete(self.state.next_step)
         self.state.running.refresh(sequence)
         self.state.count("sequences_rebuilt")
@@ -250,6 +256,8 @@ class Rebuilder:
         self.state.count("replays_missing")
         for later in [later for later in sequence.rebuilds if later.through.first <= message.boundary]:
             later.source, later.through = None, LayerRange(0, later.through.stop)
+        if self._stride:  # layers that have passed this position hold no state here
+            run.done = run.ordered = run.done // self._stride * self._stride
         self.rebuilding.in_progress.remove(sequence)
         self.rebuilding.queue.append(sequence)
         self._start_next(now)
@@ -260,6 +268,10 @@ class Rebuilder:
         self._check_end(now)
 
     # --- internals ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _stride(self) -> int:
+        return 0 if self.state.manifest is None else self.state.manifest.state_stride
 
     def _find(self, sequence_id: int, epoch: int, through: LayerRange | None) -> tuple[Sequence | None, Rebuild | None]:
         plan = self.state.plans.current

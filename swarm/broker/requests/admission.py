@@ -104,9 +104,18 @@ class RequestAdmission:
             self._quota.refuse_too_many(submit.params.n, submit.priority)
             or self._refuse_if_full(client, tenant, submit, now)
             or check_submit(submit, manifest)
+            or self._refuse_adapter(submit, manifest)
             or refuse_outdated(self._state, submit.params)
             or self._refuse_too_large(submit, manifest)
         )
+
+    def _refuse_adapter(self, submit: Submit, manifest: Manifest) -> RequestRefusal | None:
+        """Refuse a request for an adapter that is not loaded, or is being dropped."""
+        adapter, adapters = submit.params.adapter, self._state.adapters
+        if adapter in adapters.keys and adapter not in adapters.dropped:
+            return None
+        unknown = manifest.adapter_error(adapter.partition("@")[0] if adapter in adapters.dropped else adapter)
+        return None if unknown is None else RequestRefusal("invalid", unknown)
 
     def _refuse_if_full(self, client: bytes, tenant: str, submit: Submit, now: float) -> RequestRefusal | None:
         """Refuse the request if the queue has no places for it now."""
@@ -226,6 +235,7 @@ def refuse_outdated(state: State, params: SamplingParams) -> RequestRefusal | No
         return None
     what = "thinking with a budget or a grammar" if params.thinking is not None else "embeddings and scores"
     what = what if params.prompt_logprobs is None else "log probabilities of prompts"
+    what = "adapters" if params.adapter else what
     return RequestRefusal("unavailable", f"worker {worker} is too old for {what}: upgrade it", RETRY_S)
 
 

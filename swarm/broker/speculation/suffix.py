@@ -1,7 +1,7 @@
 """Suffix lookup: a sequence probably continues as its longest suffix did where it occurred before.
 
-The lookup covers the sequence's own prompt and answer, and recent answers of the same tenant. It never covers text of
-another tenant: how fast an answer arrives would otherwise reveal what others have asked.
+The lookup covers the sequence's own prompt and answer, and recent answers of the same tenant and adapter. It never
+covers text of another tenant: how fast an answer arrives would otherwise reveal what others have asked.
 
 Where one token differs from the text that was matched, as in an edit, the next three suffixes did not occur before. The
 proposals then go on behind that token of the text, with strength 0.
@@ -224,7 +224,9 @@ class SuffixProposer:
         self._running: dict[int, _Running] = {}
         self._prompts: dict[Request, _Prompt] = {}
         self._left = self._limits.step_tokens  # tokens that may still be indexed in this step
-        self._recent: OrderedDict[str, _RecentAnswers] = OrderedDict()  # by tenant, the one idle longest first
+        self._recent: OrderedDict[tuple[str, str], _RecentAnswers] = (
+            OrderedDict()
+        )  # by tenant and adapter, the one idle longest first
         self._num_indexed = 0  # positions in the indexes of running sequences
         self._num_recent = 0  # tokens of recent answers
 
@@ -251,7 +253,7 @@ class SuffixProposer:
         if best.length < MAX_MATCH:
             best = _better(best, running.prompt.chains.find(tokens, tokens), tokens)
         period = len(tokens) - 1 - best.position
-        recent = self._recent.get(sequence.request.tenant)
+        recent = self._recent.get((sequence.request.tenant, sequence.adapter))
         if recent is not None and best.length < MAX_MATCH:
             self._left -= recent.extend(max(self._limits.least_tokens, self._left))
             for index in (recent.newer, recent.older):
@@ -282,17 +284,17 @@ class SuffixProposer:
             self._num_indexed -= running.prompt.chains.num_indexed
             del self._prompts[ended.request]
         if ended.state is SequenceState.ENDED and ended.reason in _FINISHED:
-            self.remember(ended.request.tenant, ended.tokens[ended.num_prompt :])
+            self.remember(ended.request.tenant, ended.tokens[ended.num_prompt :], ended.adapter)
 
-    def remember(self, tenant: str, answer: Tokens[int]) -> None:
-        """Keep an answer among the tenant's recent ones."""
+    def remember(self, tenant: str, answer: Tokens[int], adapter: str = "") -> None:
+        """Keep an answer among the tenant's recent ones with this adapter."""
         if len(answer) <= MIN_MATCH:
             return
-        recent = self._recent.pop(tenant, None) or _RecentAnswers(self._limits.max_tenant_tokens)
+        recent = self._recent.pop((tenant, adapter), None) or _RecentAnswers(self._limits.max_tenant_tokens)
         self._num_recent -= recent.num_tokens
         recent.add(answer)
         self._num_recent += recent.num_tokens
-        self._recent[tenant] = recent
+        self._recent[tenant, adapter] = recent
         while self._recent and self.num_tokens > self._limits.max_tokens:
             self._drop_oldest()
 

@@ -1,10 +1,11 @@
 """Prefix cache: index of the sequences whose keys and values a new sequence can copy instead of computing them.
 
-The unit is a full block of 32 positions. A block's key is a hash of all tokens up to its end, so equal keys mean equal
-content at equal positions. A sequence that is admitted starts from a copy of the longest prefix that a sequence in the
-stages already holds; that sequence may be running or *retired* (ended, but kept for this purpose). Every stage copies
-the blocks within itself when it receives the sequence's first step, and shares the log of their inputs. Where every
-stage can, sequences share the memory of whole chunks instead, which then count once (``wire.shared_positions``).
+The unit is a full block of 32 positions. A block's key is a hash of the adapter's name and of all tokens up to its end,
+so equal keys mean equal content at equal positions. A sequence that is admitted starts from a copy of the longest
+prefix that a sequence in the stages already holds; that sequence may be running or *retired* (ended, but kept for this
+purpose). Every stage copies the blocks within itself when it receives the sequence's first step, and shares the log of
+their inputs. Where every stage can, sequences share the memory of whole chunks instead, which then count once
+(``wire.shared_positions``).
 
 Retired sequences occupy KV blocks and are evicted first when blocks are needed: the longest unused first, or the least
 used prefix first (``PrefixRules.policy``). A sequence that is about to be copied is pinned until the copying step has
@@ -52,10 +53,10 @@ class PrefixIndex:
         # key of the first block -> number of sequences that started from a holder of it
         self._uses: dict[bytes, int] = {}
 
-    def record(self, sequence: int, tokens: Sequence[int], position: int) -> None:
+    def record(self, sequence: int, tokens: Sequence[int], position: int, adapter: str = "") -> None:
         """Record that every stage holds this sequence's keys and values up to ``position``."""
         keys = self._keys.setdefault(sequence, [])
-        for key in _block_keys(tokens, len(keys), position // BLOCK, keys[-1] if keys else b""):
+        for key in _block_keys(tokens, len(keys), position // BLOCK, keys[-1] if keys else adapter.encode()):
             keys.append(key)
             self._holders.setdefault(key, OrderedDict())[sequence] = None
 
@@ -66,11 +67,11 @@ class PrefixIndex:
             self._remove(key, sequence)
         del keys[position // BLOCK :]
 
-    def find(self, tokens: Sequence[int]) -> tuple[int, int] | None:
+    def find(self, tokens: Sequence[int], adapter: str = "") -> tuple[int, int] | None:
         """Return (sequence, position) of the longest prefix that is held. It never includes the last token, which must
         be computed to get its successor."""
         longest: tuple[int, int] | None = None
-        key = b""
+        key = adapter.encode()
         for index in range((len(tokens) - 1) // BLOCK):
             key = _block_key(key, tokens[index * BLOCK : (index + 1) * BLOCK])
             holders = self._holders.get(key)
@@ -134,15 +135,15 @@ class PrefixCache:
     def num_evictable(self) -> int:
         return len(self.retired) - sum(s in self.retired for s in self._pins)
 
-    def acknowledge(self, sequence: int, tokens: Sequence[int], position: int) -> None:
+    def acknowledge(self, sequence: int, tokens: Sequence[int], position: int, adapter: str = "") -> None:
         if self.rules.is_enabled:
-            self.index.record(sequence, tokens, position)
+            self.index.record(sequence, tokens, position, adapter)
 
-    def find(self, tokens: Sequence[int]) -> tuple[int, int] | None:
+    def find(self, tokens: Sequence[int], adapter: str = "") -> tuple[int, int] | None:
         """Return the longest prefix that is held, and mark its holder as used now."""
         if self.rules.max_tokens:
             tokens = tokens[: self.rules.max_tokens + 1]
-        prefix = self.index.find(tokens) if self.rules.is_enabled else None
+        prefix = self.index.find(tokens, adapter) if self.rules.is_enabled else None
         if prefix is not None and prefix[0] in self.retired:
             self.retired.move_to_end(prefix[0])
         return prefix

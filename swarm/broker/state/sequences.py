@@ -97,6 +97,11 @@ class Sequence:
         return self.limit - len(self.tokens)
 
     @property
+    def adapter(self) -> str:
+        """Name of the adapter that changes the model's layers; empty if there is none."""
+        return self.request.submit.params.adapter
+
+    @property
     def num_prompt(self) -> int:
         return len(self.request.submit.prompt)
 

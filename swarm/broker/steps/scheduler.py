@@ -493,7 +493,7 @@ def acknowledge(state: State, reached: tuple[SequencePosition, ...], flight: InF
             continue  # preempted since
         if sequence.state is SequenceState.RUNNING:
             sequence.acknowledge(position)
-            state.prefix.acknowledge(sequence_id, sequence.tokens, sequence.kv)
+            state.prefix.acknowledge(sequence_id, sequence.tokens, sequence.kv, sequence.adapter)
             if not keeps_kv and sequence.kv == sequence.scheduled == sequence.sampled:
                 sequence.drop_kv()
                 state.running.refresh(sequence)

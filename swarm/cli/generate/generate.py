@@ -69,6 +69,9 @@ SpeculationOption = Annotated[
         show_default="the broker's setting",
     ),
 ]
+AdapterOption = Annotated[
+    str, typer.Option("--adapter", metavar="NAME", help="LoRA adapter of the swarm to use.", show_default=False)
+]
 WholeJsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead of the text.")]
 
 
@@ -122,6 +125,7 @@ def generate(
     deadline: DeadlineOption = None,
     timeout: TimeoutOption = None,
     speculation: SpeculationOption = None,
+    adapter: AdapterOption = "",
     as_json: WholeJsonOption = False,
 ) -> None:
     """Generate text from a prompt.
@@ -148,6 +152,7 @@ def generate(
         "priority": parse_priority(priority),
         "tenant": tenant,
         "deadline_s": deadline,
+        "adapter": adapter,
         "speculation": speculation,  # type: ignore[typeddict-item]  # the client library checks it
         "timeout": timeout,
     }

@@ -18,6 +18,7 @@ import typer
 
 from swarm.cli.meta.packages import require_packages
 from swarm.cli.options import (
+    AdapterOption,
     ConfigOption,
     DeviceOption,
     DiscoverableOption,
@@ -93,6 +94,7 @@ def up(
     no_http: Annotated[bool, typer.Option("--no-http", help="Run no HTTP gateway.")] = False,
     dtype: DtypeOption = None,
     weights: WeightsOption = None,
+    adapter: AdapterOption = None,
     mode: ModeOption = None,
     draft: DraftOption = None,
     state_dir: StateDirOption = None,
@@ -148,6 +150,7 @@ def up(
         "gateway.port": http,
         "worker.dtype": dtype.value if dtype else None,
         "worker.weights": weights.value if weights else None,
+        "worker.adapters": adapter or None,
         "worker.memory_limit": memory_limit,
         "worker.threads": threads,
         "worker.device": device,
@@ -160,6 +163,8 @@ def up(
     if is_detached:
         redirect_output()
     several = model if model and len(model) > 1 else []
+    if several and settings.worker.adapters:
+        raise typer.BadParameter("adapters go with one model: give one --model, or no adapter")
     if several and settings.broker.draft:
         raise typer.BadParameter("a draft model goes with one model: give one --model, or no draft model")
     models, draft_path = resolve_models(settings, several), resolve_draft(settings)
@@ -197,7 +202,7 @@ def up(
         plan = _UpPlan(
             workers,
             http=has_http,
-            note=no_gateway,
+            notes=[*(f"{each.name}: {each.limits}" for each in models if each.limits), no_gateway],
             observe=observe,
             how_to_stop=_DETACHED if is_detached else _ATTACHED,
         )
@@ -207,12 +212,12 @@ def up(
 
 @dataclass(frozen=True, slots=True)
 class _UpPlan:
-    """Processes to run in addition to the broker. ``note`` and ``how_to_stop`` are lines for the user; ``observe`` gets
-    every report."""
+    """Processes to run in addition to the broker. ``notes`` and ``how_to_stop`` are lines for the user; ``observe``
+    gets every report."""
 
     num_workers: int
     http: bool
-    note: str
+    notes: Sequence[str]
     observe: Observer
     how_to_stop: str
 
@@ -229,8 +234,8 @@ async def _run(commands: ChildCommands, directory: Path, plan: _UpPlan, verbose:
     for other in commands.others:
         url, log = commands.url_at(other.port), directory / "logs" / f"{other.name}.log"
         progress.print_line(f"{other.name}: a swarm of {other.model} at {url}; its log: {log}")
-    if plan.note:
-        progress.print_line(plan.note)
+    for note in filter(None, plan.notes):
+        progress.print_line(note)
     if commands.addresses:
         progress.print_line(
             f"other machines are served at {' and '.join(commands.addresses)}, by keys; to let one in, run here: "
@@ -407,6 +412,7 @@ class ChildCommands:
             *("--device", device or worker.device),
             *("--dtype", worker.dtype),
             *("--weights", worker.weights),
+            *(part for adapter in worker.adapters for part in ("--adapter", adapter)),
             *("--threads", str(worker.threads or self._share_of_cores())),
             *(("--host", self.addresses[0]) if self.addresses and worker.host == "auto" else ()),
             *(("--memory-limit", str(int(limit))) if limit else ()),

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swarm.errors import ConfigError, ModelError
+from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
     from swarm.config import Settings
@@ -26,11 +25,13 @@ def resolve_model(settings: Settings) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """A model to run. ``location``: what workers load; ``num_bytes``: bytes of its weights in the files."""
+    """A model to run. ``location``: what workers load; ``num_bytes``: bytes of its weights in the files; ``limits``:
+    what of it is not served."""
 
     name: str
     location: str
     num_bytes: int
+    limits: str = ""
 
 
 def resolve_models(settings: Settings, models: Sequence[str] = ()) -> list[ResolvedModel]:
@@ -63,21 +64,14 @@ def _resolve(model: str, quantization: Quantization) -> ResolvedModel:
     from swarm.cli.output import ConsoleProgress
     from swarm.stage.model.checkpoint import Checkpoint
     from swarm.stage.model.location import locate_model
+    from swarm.stage.model.text_tower import TEXT_ONLY_NOTE
 
     progress = ConsoleProgress(sys.stdout)
     try:
         location = locate_model(model, progress.set_status)
     finally:
         progress.clear_status()
-    if location.remote is None and location.gguf is None:
-        _check_folder(location.folder)
     # raises ModelError, once instead of in each worker
     checkpoint = Checkpoint.at(location, quantization)
-    return ResolvedModel(checkpoint.name, location.name, checkpoint.num_bytes)
-
-
-def _check_folder(path: Path) -> None:
-    if not (path / "config.json").is_file():
-        raise ModelError(f"{path} is no model's directory: it has no config.json")
-    if not any(path.glob("*.safetensors")):
-        raise ModelError(f"{path} has no *.safetensors file; weights in other formats can't be used")
+    limits = TEXT_ONLY_NOTE if checkpoint.is_multimodal else ""
+    return ResolvedModel(checkpoint.name, location.name, checkpoint.num_bytes, limits)

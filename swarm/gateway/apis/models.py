@@ -18,6 +18,8 @@ def describe_model(served: ServedModel, created: int, state: str) -> dict[str, A
         "object": "model",
         "created": created,
         "owned_by": "swarm",
+        "root": served.name,
+        "parent": manifest.name if served.adapter else None,
         "max_model_len": manifest.context,
         "swarm": {
             "state": state,

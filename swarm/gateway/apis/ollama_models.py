@@ -87,7 +87,7 @@ def describe_fully(served: ServedModel, created: int) -> Json:
 
 def _family(manifest: Manifest) -> str:
     """Return the architecture as Ollama calls it: llama for LlamaForCausalLM."""
-    return re.sub(r"(For[A-Z]\w*|LMHeadModel)$", "", manifest.architecture).lower()
+    return re.sub(r"(For[A-Z]\w*|LMHeadModel)( \(text only\))?$", "", manifest.architecture).lower()
 
 
 def _details(manifest: Manifest) -> Json:

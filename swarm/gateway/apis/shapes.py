@@ -118,6 +118,8 @@ class ModelShape(BaseModel):
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str
+    parent: str | None
     max_model_len: int
     swarm: dict[str, Any]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import msgspec
 from llguidance import LLTokenizer
 
 from swarm.client.text.tokenizer import TextModel
@@ -18,6 +19,7 @@ from swarm.gateway.reasoning.switches import ThinkingSwitches, probe_switches
 from swarm.gateway.tool_calls.format import ToolCallFormat
 from swarm.gateway.tool_calls.formats import detect_format, visible_marks
 from swarm.gateway.tool_calls.template_adapter import TemplateFeatures, probe_template
+from swarm.params import SamplingParams
 from swarm.wire.messages import Manifest
 
 LATEST = ":latest"  # tag that Ollama's clients append to names
@@ -53,6 +55,7 @@ class ServedModel:
     vocabulary: LLTokenizer | None = field(default=None, repr=False)
     ignores_unknown_fields: bool = False
     defaults: RequestDefaults = API_DEFAULTS
+    adapter: str = ""  # the one that the request names as its model
 
     @classmethod
     def create(
@@ -75,7 +78,23 @@ class ServedModel:
 
     @property
     def name(self) -> str:
-        return self.manifest.name
+        return self.adapter or self.manifest.name
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters, which clients use as names of models."""
+        return tuple(adapter.name for adapter in self.manifest.adapters)
+
+    def named(self, model: str | None) -> ServedModel:
+        """Return the model as a client names it: with an adapter, if that is the name of one."""
+        if model is None or self.manifest.name in (model, model.removesuffix(LATEST)):
+            return self
+        adapter = next((name for name in self.adapters if name in (model, model.removesuffix(LATEST))), "")
+        return replace(self, adapter=adapter) if adapter else self
+
+    def adapted(self, params: SamplingParams) -> SamplingParams:
+        """Return the parameters with the adapter."""
+        return msgspec.structs.replace(params, adapter=self.adapter) if self.adapter else params
 
     @property
     def embeds(self) -> bool:
@@ -119,13 +138,14 @@ class ServedModel:
         return self.is_own_name(name) or not {name, name.removesuffix(LATEST), "*"}.isdisjoint(self.aliases)
 
     def is_own_name(self, name: str) -> bool:
-        """Whether this is the model's name, and no alias."""
-        return self.name in (name, name.removesuffix(LATEST))
+        """Whether this is the model's name or an adapter's, and no alias."""
+        return not {self.manifest.name, *self.adapters}.isdisjoint((name, name.removesuffix(LATEST)))
 
     def check_name(self, name: str | None) -> None:
         if name is None or self.has_name(name):
             return
-        text = f"the model {name!r} does not exist: this swarm serves {self.name!r}"
+        names = ", ".join(map(repr, (self.manifest.name, *self.adapters)))
+        text = f"the model {name!r} does not exist: this swarm serves {names}"
         raise ApiError(404, text, param="model", code="model_not_found")
 
     def require_text_model(self, instead: str) -> TextModel:

@@ -206,7 +206,7 @@ class CompletionService:
             raise to_api_error(error) from None
         if len(ids) + (request.rest_limit != 0) > served.manifest.context:
             raise ContextOverflow(len(ids), served.manifest.context)
-        params = request.params
+        params = served.adapted(request.params)
         if params.max_tokens == REST_OF_CONTEXT:
             rest = served.max_answer_tokens(len(ids))
             if request.rest_limit is not None:  # a default, so it gives way to the request's own minimum
@@ -248,7 +248,9 @@ class CompletionService:
         """
         request = prepared.request
         if memo is not None:
-            memo = msgspec.structs.replace(memo, num_prompt=len(prepared.ids), reasoning=prepared.reasoning)
+            memo = msgspec.structs.replace(
+                memo, num_prompt=len(prepared.ids), reasoning=prepared.reasoning, adapter=prepared.served.adapter
+            )
         try:
             stream = self.client.stream(
                 prepared.ids,

@@ -117,7 +117,7 @@ class CompletionHandler:
         if seen and len(seen) != reading.num_choices + 1:
             reading.close()
             raise invalid_field("Last-Event-ID", f"{last_event_id!r} is not the id of an event of this answer")
-        served = await self._service.served_model()
+        served = (await self._service.served_model()).named(memo.adapter)
         writer = self._writers[memo.api](memo, served, request_id)
         numbering = EventNumbering(request_id, reading.num_choices, seen, num_seen)
         close = self._record_resumed(caller, memo.api, served.name, request_id, reading, num_known=sum(seen) + num_seen)
@@ -159,7 +159,7 @@ class CompletionHandler:
         ``is_allowed``: decides whether the caller may see the answer. Raises ApiError.
         """
         snapshot = await self._service.look_up(request_id, caller, is_allowed)
-        served = await self._service.served_model()
+        served = (await self._service.served_model()).named(snapshot.memo.adapter)
         writer = self._writers[snapshot.memo.api](snapshot.memo, served, request_id)
         return snapshot, writer.full_response(snapshot.parts, snapshot.counts)
 

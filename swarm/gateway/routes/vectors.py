@@ -110,6 +110,7 @@ class _VectorJob:
         identity = identity_of(request)
         if identity is not None:  # a repetition must be the same request
             params = msgspec.structs.replace(params, seed=identity.seed)
+        params = served.adapted(params)
         self._request, self._service, self._params, self._runs_on = request, service, params, identity is not None
         self._priority, self._deadline_s = limits
         self._caller, self._id, self._field = caller_of(request), new_identity(request).request_id, field

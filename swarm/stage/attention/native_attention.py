@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,10 +12,13 @@ from swarm.stage import native
 from swarm.stage.attention import layouts
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import Span
-from swarm.stage.attention.kernel_args import NativeBatch, NativeOptions, NativeSpan, RackBatch, native_cache
+from swarm.stage.attention.kernel_args import NativeBatch, NativeSpan, RackBatch, native_cache, native_options
 from swarm.stage.attention.passes import ForwardPass
-from swarm.stage.attention.racks import Rack
+from swarm.stage.attention.racks import LayerBuffer, Rack
 from swarm.stage.native import cores
+
+if TYPE_CHECKING:
+    from swarm.stage.attention.options import AttentionOptions
 
 
 def supports(key: torch.Tensor) -> bool:
@@ -25,40 +29,33 @@ def supports(key: torch.Tensor) -> bool:
 def attend_native(
     forward_pass: ForwardPass,
     layer: int,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
+    parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    how: AttentionOptions,
+    find_buffer: Callable[[Rack], LayerBuffer],
 ) -> torch.Tensor:
-    """Write keys and values, and attend. All tensors are ``[tokens, heads, size]``. Tokens of no sequence get zeros."""
+    """Write keys and values, and attend. ``parts`` are queries, keys and values ``[tokens, heads, size]``. Tokens of no
+    sequence get zeros. ``find_buffer`` returns the layer's memory in a rack."""
     library = native.library()
     assert library is not None, "the caller has checked supports()"
+    query, key, value = parts
     if not query.dtype == key.dtype == value.dtype:
         raise ValueError(f"queries, keys and values of {query.dtype}, {key.dtype}, {value.dtype} are not of one kind")
-    query, key, value = (part if part.stride(-1) == 1 else part.contiguous() for part in (query, key, value))
+    query, key, value = (part if part.stride(-1) == 1 else part.contiguous() for part in parts)
     batch_tokens = sum(span.count for span in forward_pass.spans)
     out = torch.empty(query.shape[0], query.shape[1], value.shape[2], dtype=query.dtype)
     out[batch_tokens:] = 0
-    sinks = None if sinks is None else sinks.float().contiguous()
-    options = NativeOptions(scale, softcap or 0.0, window or 0, None if sinks is None else sinks.data_ptr())
+    options, _owners = native_options(how)
     batch = NativeBatch(
         *(part.data_ptr() for part in (query, key, value, out)),
         *(stride for part in (query, key, value) for stride in part.stride()[:2]),
         query.shape[1],
     )
     for rack_batch in rack_batches(forward_pass):
-        slab = forward_pass.arena.ensure_buffer(
-            rack_batch.rack, layer, key[:1].transpose(0, 1), value[:1].transpose(0, 1)
-        )
-        spans = rack_batch.spans
+        cache, spans = native_cache(find_buffer(rack_batch.rack), value.shape[2]), rack_batch.spans
         status = library.swarm_attend(
             spans,
             len(spans),
-            ctypes.byref(native_cache(slab)),
+            ctypes.byref(cache),
             ctypes.byref(batch),
             ctypes.byref(options),
             cores.num_threads(),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from swarm.stage.attention.arena import KvArena
     from swarm.stage.attention.grid import Span
     from swarm.stage.attention.kernel_args import RackBatch
+    from swarm.stage.attention.options import Reach
     from swarm.stage.attention.tiles import AttentionPlan
     from swarm.wire.messages import LayerRange
 
@@ -46,11 +47,12 @@ class ForwardPass:
     is_fenced: Callable[[], bool] = lambda: False  # whether a newer epoch has made this run obsolete
     on_progress: Callable[[], None] = lambda: None  # called after each layer
     on_layers_done: Callable[[], None] = lambda: None  # called after the last layer, before norm and head
-    # groups of rows that share products, by window
-    groups_by_window: dict[int | None, AttentionPlan] = field(default_factory=dict)
+    # groups of rows that share products, by the positions that queries see
+    groups_by_reach: dict[Reach, AttentionPlan] = field(default_factory=dict)
     rack_batches: tuple[RackBatch, ...] = ()  # the same for our own kernel; empty until it is first needed
     cache_stats: CacheStats = field(default_factory=CacheStats)
     length: int = 0  # largest position of the batch, plus one
+    positions: torch.Tensor = field(default_factory=lambda: torch.empty(0))  # of the batch's tokens, [1, tokens]
     by_modules: bool = False  # run the modules even if the stage has a program
     output: torch.Tensor | None = None  # the last layer's output
     normed: torch.Tensor | None = None  # the same after the norm, on the stage with the head

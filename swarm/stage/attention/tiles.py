@@ -14,6 +14,7 @@ import torch
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import CELL, GRID, Span, Tile
 from swarm.stage.attention.guesses import Guesses, mark_guesses
+from swarm.stage.attention.options import Reach
 from swarm.stage.attention.racks import Rack
 
 # Keys that one product takes, of all its sequences together, so that the kernel's packed operand stays in the caches.
@@ -27,8 +28,8 @@ class TileGroup:
 
     Their sequences are in adjacent slots of a rack, beginning with ``first_slot``. ``tokens`` holds the queries'
     offsets in the batch, as a slice for a single tile. ``later`` marks which of the last 128 keys come after a query,
-    ``before_window`` which of the first keys precede its window: ``[num_tiles, 1, 1, num_queries, keys]``, or None if
-    there are none.
+    ``before_reach`` which of the first keys precede its window or chunk: ``[num_tiles, 1, 1, num_queries, keys]``, or
+    None if there are none. ``positions``: the queries', ``[num_tiles, 1, 1, num_queries, 1]``.
     """
 
     rack: Rack
@@ -39,7 +40,8 @@ class TileGroup:
     high: int
     tokens: torch.Tensor | slice
     later: torch.Tensor | None
-    before_window: torch.Tensor | None
+    before_reach: torch.Tensor | None
+    positions: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class SpanWrite:
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
     """What attention does in one forward pass: the cache positions that it writes, and the tile groups that it
-    computes. It is the same for all layers with the same window."""
+    computes. It is the same for all layers with the same reach."""
 
     sequences: tuple[int, ...]  # every sequence of the pass
     token_writes: tuple[TokenWrites, ...]  # sequences with one new position
@@ -78,15 +80,15 @@ class AttentionPlan:
         return (single for group in self.groups for single in _split_group(group))
 
 
-def plan_attention(arena: KvArena, spans: Iterable[Span], window: int | None, device: torch.device) -> AttentionPlan:
-    """Group the spans' tiles. The result holds for all layers with this window."""
+def plan_attention(arena: KvArena, spans: Iterable[Span], reach: Reach, device: torch.device) -> AttentionPlan:
+    """Group the spans' tiles. The result holds for all layers with this reach."""
     spans = tuple(spans)
     places = {span.sequence: arena.slot(span.sequence) for span in spans}
     return AttentionPlan(
         tuple(places),
         tuple(_writes(spans, places, device)),
         tuple(SpanWrite(*places[span.sequence], span) for span in spans if span.count > 1),
-        tuple(_groups(spans, places, window, device)),
+        tuple(_groups(spans, places, reach, device)),
         mark_guesses(spans, device),
     )
 
@@ -107,21 +109,21 @@ def _writes(spans: tuple[Span, ...], places: Places, device: torch.device) -> It
         )
 
 
-def _groups(spans: tuple[Span, ...], places: Places, window: int | None, device: torch.device) -> Iterator[TileGroup]:
+def _groups(spans: tuple[Span, ...], places: Places, reach: Reach, device: torch.device) -> Iterator[TileGroup]:
     alike: dict[tuple[int, int, int], list[tuple[int, Tile]]] = {}
     for span in spans:
         rack, place = places[span.sequence]
         for tile in span.tiles:
             if span.count > 1:
-                yield _group(rack, place, [tile], window, device)
+                yield _group(rack, place, [tile], reach, device)
             else:
-                alike.setdefault((id(rack), first_key(tile.cell, window), keys_end(tile)), []).append((place, tile))
+                alike.setdefault((id(rack), first_key(tile.cell, reach), keys_end(tile)), []).append((place, tile))
     racks = {id(rack): rack for rack, _ in places.values()}
     for (rack_id, low, high), tiles in alike.items():
         tiles.sort(key=lambda each: each[0])
         most = max(1, _MAX_KEYS // (high - low))
         for place, run in _adjacent_runs(tiles, most):
-            yield _group(racks[rack_id], place, run, window, device)
+            yield _group(racks[rack_id], place, run, reach, device)
 
 
 def _adjacent_runs(tiles: list[tuple[int, Tile]], max_tiles: int) -> Iterator[tuple[int, list[Tile]]]:
@@ -135,9 +137,9 @@ def _adjacent_runs(tiles: list[tuple[int, Tile]], max_tiles: int) -> Iterator[tu
     yield first, run
 
 
-def first_key(cell: int, window: int | None) -> int:
+def first_key(cell: int, reach: Reach) -> int:
     """Return the first key that a cell's queries see: a multiple of the grid, the same for all queries of the cell."""
-    return 0 if window is None else max(0, cell - window + 1) // GRID * GRID
+    return int(max(0, reach.first(cell)) // GRID * GRID)
 
 
 def keys_end(tile: Tile) -> int:
@@ -145,8 +147,8 @@ def keys_end(tile: Tile) -> int:
     return tile.cell + CELL
 
 
-def _group(rack: Rack, place: int, tiles: list[Tile], window: int | None, device: torch.device) -> TileGroup:
-    count, low, high = tiles[0].count, first_key(tiles[0].cell, window), keys_end(tiles[0])
+def _group(rack: Rack, place: int, tiles: list[Tile], reach: Reach, device: torch.device) -> TileGroup:
+    count, low, high = tiles[0].count, first_key(tiles[0].cell, reach), keys_end(tiles[0])
     positions = torch.tensor([tile.start for tile in tiles])[:, None] + torch.arange(count)
     positions = positions.view(len(tiles), 1, 1, count, 1)
     return TileGroup(
@@ -160,22 +162,24 @@ def _group(rack: Rack, place: int, tiles: list[Tile], window: int | None, device
         if len(tiles) == 1
         else torch.tensor([tile.offset for tile in tiles], device=device),
         _mask_or_none(torch.arange(max(low, high - CELL), high) > positions, device),
-        None if window is None else _too_old(positions, low, high, window, device),
+        _too_old(positions, low, reach, device),
+        positions,
     )
 
 
-def _too_old(positions: torch.Tensor, low: int, high: int, window: int, device: torch.device) -> torch.Tensor | None:
-    stop = min(high, int(positions.max()) - window + 1)
-    return _mask_or_none(torch.arange(low, max(low, stop)) <= positions - window, device)
+def _too_old(positions: torch.Tensor, low: int, reach: Reach, device: torch.device) -> torch.Tensor | None:
+    first = reach.first(positions)
+    return _mask_or_none(torch.arange(low, max(low, int(first.max()))) < first, device)
 
 
 def _split_group(group: TileGroup) -> Iterator[TileGroup]:
     for number in range(group.num_tiles):
-        masks = (None if mask is None else mask[number : number + 1] for mask in (group.later, group.before_window))
+        later, before = (
+            None if mask is None else mask[number : number + 1] for mask in (group.later, group.before_reach)
+        )
         tokens = group.tokens if isinstance(group.tokens, slice) else group.tokens[number : number + 1]
-        later, before_window = masks
-        slot = group.first_slot + number
-        yield replace(group, first_slot=slot, num_tiles=1, tokens=tokens, later=later, before_window=before_window)
+        single = replace(group, first_slot=group.first_slot + number, num_tiles=1, tokens=tokens)
+        yield replace(single, later=later, before_reach=before, positions=group.positions[number : number + 1])
 
 
 def _mask_or_none(hidden: torch.Tensor, device: torch.device) -> torch.Tensor | None:

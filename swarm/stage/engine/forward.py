@@ -14,6 +14,7 @@ from swarm.stage.attention.grid import Span, layout_spans
 from swarm.stage.attention.passes import CacheStats, ForwardPass
 from swarm.stage.executor import Batch, VectorJob
 from swarm.stage.model.build import Stage
+from swarm.stage.native.adapters import RowAdapters, using_adapters
 from swarm.stage.native.cores import computing
 
 if TYPE_CHECKING:
@@ -50,7 +51,9 @@ def run_batch(
     forward_pass.by_modules = by_modules
     forward_pass.length = max(span.start + span.count for span in spans)
     forward_pass.cache_stats = forward_pass.cache_stats if cache_stats is None else cache_stats
-    with computing(threads or torch.get_num_threads(), num_tokens), torch.inference_mode():
+    adapters = RowAdapters.of(batch.adapters, [row.count for row in batch.rows]) if batch.adapters else None
+    threads = threads or torch.get_num_threads()
+    with computing(threads, num_tokens), using_adapters(adapters), torch.inference_mode():
         result = _run_stage(stage, forward_pass, batch, num_tokens, head_rows)
         if forward_pass.num_pooled:
             assert forward_pass.normed is not None, "the stage with the head norms the kept rows"

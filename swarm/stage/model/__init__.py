@@ -6,7 +6,7 @@ reason; only the tensors of the range are fetched and read; layers that are load
 
 ``checkpoint`` describes the folder and ``identity`` computes the digests of its files; neither needs torch.
 ``configuration`` reads ``config.json`` as transformers does, ``build`` makes modules, ``conversion`` reads their
-tensors, and ``loading`` decides what remains to be read. ``rope`` and ``portable_math`` compute the tables of rotary
-positions with the same bits on every processor. ``recipes`` translates a stage of known modules into a ``program``,
-which runs a step in one call.
+tensors, and ``loading`` decides what remains to be read. ``adapters`` replaces forwards of older kinds of models.
+``rope`` and ``portable_math`` compute the tables of rotary positions with the same bits on every processor. ``recipes``
+translates a stage of known modules into a ``program``, which runs a step in one call.
 """

@@ -10,34 +10,39 @@ the state of a run from the calling thread's :class:`~swarm.stage.attention.pass
 from __future__ import annotations
 
 import copy
+import dis
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.pytorch_utils import Conv1D
 
 from swarm.errors import ModelError
 from swarm.stage.attention import function as attention
 from swarm.stage.attention.passes import ForwardPass, current_pass, use_pass
 from swarm.stage.executor import FenceRaised
 from swarm.stage.matmul import experts, linears
-from swarm.stage.matmul.elementwise import AlignedActivation, is_activation
+from swarm.stage.matmul.elementwise import AlignedActivation, align_calls, is_activation
 from swarm.stage.matmul.raw_matmul import wrap_matrices
-from swarm.stage.model import program, recipes
+from swarm.stage.model import layer_inputs, older_kinds, program, recipes, text_models
+from swarm.stage.model.adapter_folder import AdapterFolder
 from swarm.stage.model.checkpoint import Checkpoint, HeadKind, is_classifier, read_architecture
 from swarm.stage.model.configuration import check_config, read_config
 from swarm.stage.model.conversion import ConvertedSource, FolderSource, ModelSource, WeightSource
 from swarm.stage.model.gguf_source import GgufSource
+from swarm.stage.model.kinds import check_folder
 from swarm.stage.model.portable_math import portable_math
 from swarm.stage.model.rope import RopeTable, is_rotary
-from swarm.stage.modules import families, fused
-from swarm.stage.modules.matrices import make_linear
+from swarm.stage.modules import families, fused, latents, recurrent
+from swarm.stage.modules.matrices import JoinedProducts, make_linear, name_outputs
 from swarm.stage.modules.reading import Matrix, RowKind, WeightReader
 from swarm.stage.native.linears import NativeLinear, NativeModule
 from swarm.stage.native.memory import release_free_memory
@@ -103,9 +108,13 @@ class ModelSkeleton:
         self.device, self.dtype, self.rows = device, dtype, RowKind(dtype, int8_rows)
         self.config = check_config(config)
         self.model = _build_model(self.config, head)
+        recurrent.replace_recurrent(self.model)
+        latents.check_known(self.model)
         self.parts = find_parts(self.model)
         self.num_layers = len(self.model.get_submodule(self.parts.layers))
+        self.row_width = layer_inputs.RowLayout.of_config(self.config).width  # numbers that stages pass on by position
         widths = {part.in_features for part in self.model.modules() if isinstance(part, nn.Linear)}
+        widths |= {part.nx for part in self.model.modules() if isinstance(part, Conv1D)}
         self.kernel = linears.choose_kernel(device, dtype, widths)
         # whether products read quantized matrices as they are
         self.has_quantized_products = self.kernel is NativeLinear and not dense
@@ -123,7 +132,7 @@ class ModelSkeleton:
         if checkpoint.gguf is not None:
             return GgufSource(checkpoint)
         names = checkpoint.tensors.keys() | checkpoint.quantized.keys()
-        return ConvertedSource(self.model, names, FolderSource(checkpoint))
+        return ConvertedSource(self.model, names, FolderSource(checkpoint), checkpoint.config.get("model_type"))
 
 
 def _shorten(error: BaseException) -> str:
@@ -132,17 +141,30 @@ def _shorten(error: BaseException) -> str:
 
 def _build_model(config: Any, head: HeadKind = "vocabulary") -> Any:
     kind = AutoModelForSequenceClassification if head == "scores" else AutoModelForCausalLM
+    # Some classes look for their attention in a table of their own, which is not used then.
+    name = "eager" if config.model_type in older_kinds.OWN_TABLE else attention.NAME
+    text_models.register(config)
     try:
         with torch.device("meta"):
-            model = kind.from_config(
-                config, dtype=torch.float32, attn_implementation=attention.NAME, trust_remote_code=False
-            )
-    except (ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+            model = kind.from_config(config, dtype=torch.float32, attn_implementation=name, trust_remote_code=False)
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        ImportError,
+        AssertionError,
+        StrictDataclassError,
+    ) as error:
+        if str(error).startswith("Unrecognized configuration class"):
+            what = "transformers has no model of this kind that continues a text, so it can't be served"
+            raise ModelError(f"{type(config).__name__}: {what}") from None
         raise ModelError(f"{type(config).__name__}: transformers can't build this model ({_shorten(error)})") from None
-    if not model._supports_attention_backend:
+    if not model._supports_attention_backend and not model._is_stateful and not older_kinds.is_replaced(model):
         raise ModelError(f"{type(model).__name__} has no pluggable attention in transformers, so it can't be served")
     if hasattr(config, "_experts_implementation"):
         model.config._experts_implementation_internal = experts.NAME
+    older_kinds.replace_forwards(model)
     if head == "none":
         model.set_output_embeddings(nn.Identity())
     return model.eval().requires_grad_(False)
@@ -160,25 +182,30 @@ def import_family(folder: Path) -> None:
 
 def check_served(folder: Path) -> None:
     """Raise ``ModelError`` if this version can't serve a model with this configuration, whatever its weights."""
+    check_folder(folder)
     head: HeadKind = "scores" if is_classifier(read_architecture(folder)) else "vocabulary"
     ModelSkeleton(read_config(folder), torch.device("cpu"), torch.float32, head=head)
 
 
 def find_parts(model: Any) -> ModelParts:
     """Find the parts by the order of the model's modules: the ones with weights before the layers, and after them."""
-    base, base_name = model.base_model, model.base_model_prefix
-    kind = type(model).__name__
+    whole, base_name = older_kinds.find_base(model)
+    base, kind = whole, type(model).__name__
     if base is model:
         raise ModelError(f"{kind} has no base model under a head, so it can't be cut")
+    num_layers = base.config.get_text_config().num_hidden_layers
+    decoder = older_kinds.find_decoder(base)
+    if decoder is not None and decoder.holder:
+        base, base_name = getattr(base, decoder.holder), f"{base_name}.{decoder.holder}"
     if next(base.parameters(recurse=False), None) is not None:
         raise ModelError(f"{kind} has weights outside of its modules, so it can't be cut")
-    num_layers = base.config.get_text_config().num_hidden_layers
     order = [name for name, _ in base.named_children()]
     stacks = [name for name, child in base.named_children() if _is_stack(child, num_layers)]
     if len(stacks) != 1:
         raise ModelError(f"{kind} has no single list of {num_layers} layers, so it can't be cut")
-    line = order.index(stacks[0])
     weighty = [name for name, child in base.named_children() if name != stacks[0] and _has_weights(child)]
+    after = layer_inputs.AFTER_LAYERS.get(type(base).__name__) if decoder is None else decoder.after_layers
+    tail = order[order.index(stacks[0]) :] if after is None else after
     names = {id(module): name for name, module in model.named_modules()}
     output = None if hasattr(model, "score") else model.get_output_embeddings()
     if output is None and not isinstance(getattr(model, "score", None), nn.Linear):
@@ -187,9 +214,9 @@ def find_parts(model: Any) -> ModelParts:
     return ModelParts(
         base=base_name,
         layers=f"{base_name}.{stacks[0]}",
-        embed=tuple(f"{base_name}.{name}" for name in weighty if order.index(name) < line),
-        tail=tuple(f"{base_name}.{name}" for name in weighty if order.index(name) > line)
-        + tuple(name for name, child in model.named_children() if child is not base and _has_weights(child)),
+        embed=tuple(f"{base_name}.{name}" for name in weighty if name not in tail),
+        tail=tuple(f"{base_name}.{name}" for name in weighty if name in tail)
+        + tuple(name for name, child in model.named_children() if child is not whole and _has_weights(child)),
         shared=tuple(f"{base_name}.{name}" for name in order if name not in weighty and name != stacks[0]),
         input_embedding=names[id(model.get_input_embeddings())],
         output_embedding=names[id(output)] if has_vocabulary else "",
@@ -209,26 +236,43 @@ class AbsentLayer(nn.Module):
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
+        self._num_others = max(0, _tuple_size(type(layer).forward) - 1)  # what the layer returns beside hidden states
         for name, value in vars(layer).items():
             if not name.startswith("_") and name not in vars(self):
                 setattr(self, name, value)
 
-    def forward(self, hidden_states: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
-        return hidden_states
+    def forward(self, hidden_states: torch.Tensor, *_: object, **__: object) -> Any:
+        return (hidden_states, *[None] * self._num_others) if self._num_others else hidden_states
+
+
+def _tuple_size(function: Any) -> int:
+    """Return how many values a function returns in a tuple at its end; 0 if it returns one value."""
+    *_, before, last = dis.get_instructions(inspect.unwrap(function))
+    return int(before.arg or 0) if before.opname == "BUILD_TUPLE" and last.opname == "RETURN_VALUE" else 0
 
 
 class WeightLoader:
     """Loads the weights of a skeleton's modules, one after the other, with the kernels of the device.
 
-    ``on_loaded`` is called with the number of bytes of each tensor.
+    ``on_loaded`` is called with the number of bytes of each tensor. ``adapters`` are loaded with the layers that they
+    change.
     """
 
-    def __init__(self, skeleton: ModelSkeleton, source: WeightSource, on_loaded: Callable[[int], None]) -> None:
-        self._skeleton, self._source, self._on_loaded = skeleton, source, on_loaded
+    def __init__(
+        self,
+        skeleton: ModelSkeleton,
+        source: WeightSource,
+        on_loaded: Callable[[int], None],
+        adapters: Sequence[AdapterFolder] = (),
+    ) -> None:
+        self._skeleton, self._source, self._on_loaded, self._adapters = skeleton, source, on_loaded, adapters
 
     def load_module(self, model: Any, name: str) -> None:
         """Read the weights of the module ``name`` in place; its ``Linear`` parts become kernels."""
         module = model.get_submodule(name)
+        for path, part in list(module.named_modules(prefix=name)):
+            if latents.is_latent(part):
+                latents.share_latents(part, self._reader(path), self._skeleton.kernel)
         if self._skeleton.kernel is NativeLinear:
             families.replace_modules(model, name, self._reader(name))
             module = model.get_submodule(name)
@@ -241,12 +285,18 @@ class WeightLoader:
                 self._load_part(model, path, part)
         for path, part in list(module.named_modules(prefix=name)):
             self._simplify(model, path, part)
-        model.get_submodule(name).eval()
+        module = model.get_submodule(name).eval()
+        for part in module.modules():
+            align_calls(part)
+        for adapter in self._adapters:
+            add_adapter(module, name, adapter)
         release_free_memory()
 
     def _load_part(self, model: Any, path: str, part: nn.Module) -> None:
         if type(part) is nn.Linear:
             model.set_submodule(path, self._load_linear(path, part))
+        elif type(part) is Conv1D:
+            model.set_submodule(path, self._load_transposed(path, part))
         elif is_activation(part):
             model.set_submodule(path, AlignedActivation(part))
         else:
@@ -258,18 +308,33 @@ class WeightLoader:
             model.set_submodule(path, fused.RmsNorm(part.weight, part.variance_epsilon))
         elif is_rotary(part):
             model.set_submodule(path, RopeTable(part))
+        elif isinstance(part, recurrent.AdoptedParts):
+            part.prepare()
         elif fused.is_gated(part) and fused.can_fuse(part):
             model.set_submodule(path, fused.GatedMlp(part.gate_proj, part.up_proj, part.down_proj, part.act_fn))
 
     def _load_linear(self, path: str, part: nn.Linear) -> nn.Module:
         read = self._reader(path)
         bias = None if part.bias is None else read.tensor("bias", part.bias)
-        return self._build_linear(read.matrix("weight", part.weight), bias)
+        return self._build_linear(read.matrix("weight", part.weight), bias, [(path, part.out_features)])
 
-    def _build_linear(self, matrix: Matrix, bias: torch.Tensor | None) -> nn.Module:
+    def _load_transposed(self, path: str, part: Conv1D) -> nn.Module:
+        """Load a linear layer whose plain weight is stored with its inputs first."""
+        read = self._reader(path)
+        quantized = read.quantized("weight", part.weight.T)
+        matrix = read.tensor("weight", part.weight).T.contiguous() if quantized is None else quantized
+        return self._build_linear(matrix, read.tensor("bias", part.bias), [(path, part.nf)])
+
+    def _build_linear(self, matrix: Matrix, bias: torch.Tensor | None, outputs: list[tuple[str, int]]) -> nn.Module:
+        skeleton = self._skeleton
         if isinstance(matrix, QuantizedWeight):
-            return make_linear(matrix, bias, self._skeleton.rows)
-        return linears.build_linear(self._skeleton.kernel, matrix, bias)
+            product: nn.Module = make_linear(matrix, bias, skeleton.rows)
+        else:
+            product = linears.build_linear(skeleton.kernel, matrix, bias)
+        if isinstance(product, NativeLinear):
+            name_outputs(product, outputs)
+        product.weight = torch.empty(0, dtype=skeleton.dtype, device=skeleton.device)  # models read its dtype
+        return product
 
     def _read_own(self, path: str, part: nn.Module) -> None:
         for leaf, parameter in list(part.named_parameters(recurse=False)):
@@ -278,7 +343,8 @@ class WeightLoader:
         for leaf, buffer in list(part.named_buffers(recurse=False)):
             if leaf not in part._non_persistent_buffers_set:
                 part._buffers[leaf] = self._read_tensor(f"{path}.{leaf}", buffer)
-        wrap_matrices(part)
+        if not isinstance(part, recurrent.AdoptedParts):
+            wrap_matrices(part)
 
     def _rebuild_buffers(self, model: Any, part: nn.Module) -> None:
         """Compute the buffers that are not stored, such as rotary frequencies, by the model's own initialisation."""
@@ -330,6 +396,31 @@ class WeightLoader:
             yield f"{parts.input_embedding}.weight"
 
 
+def add_adapter(module: nn.Module, name: str, adapter: AdapterFolder) -> None:
+    """Add an adapter to the products of a loaded module. Raises ``ModelError`` if one that it changes is not there."""
+    weights = adapter.read(f"{name}.")
+    if not weights:
+        return
+    missing = set(weights)
+    for linear in _products(module):
+        missing -= linear.add_adapter(adapter.key, weights)
+    if missing:
+        raise adapter.unsupported(missing)
+
+
+def drop_adapters(module: nn.Module, keys: Collection[str]) -> None:
+    """Drop adapters from the products of a loaded module."""
+    for linear in _products(module):
+        linear.drop_adapters(keys)
+
+
+def _products(module: nn.Module) -> Iterator[NativeLinear]:
+    for part in list(module.modules()):
+        if isinstance(part, (NativeLinear, JoinedProducts)):
+            for linear, _ in part.columns():
+                yield linear
+
+
 def _check_shape(name: str, shape: torch.Size, expected: torch.Size) -> None:
     if shape != expected:
         raise ModelError(
@@ -367,6 +458,8 @@ class Stage:
         if self.has_head:
             self._base.register_forward_hook(_keep_normed)
         self._load(skeleton.parts, held, weights)
+        for part in (self._model, self._base):
+            align_calls(part)
         stack = self._model.get_submodule(skeleton.parts.layers)
         # A program that runs the layers instead of their modules, or the reason why there is none.
         self.program, self.no_program_reason = recipes.write_program(
@@ -420,6 +513,7 @@ class Stage:
         The stage with the head returns the head's result for those rows instead (None if there are none), without the
         last ``num_pooled``. A model without a head over the vocabulary returns its scores, or the normed rows.
         """
+        forward_pass.positions = positions
         if self.program is not None and not forward_pass.by_modules and program.is_enabled():
             return self.program.run(forward_pass, ids, positions)
         tokens = {"input_ids": ids} if self.has_embedding else {"inputs_embeds": forward_pass.hidden}
@@ -472,7 +566,7 @@ def _add_hooks(layer: nn.Module, index: int) -> None:
             return output
         hidden = output if isinstance(output, torch.Tensor) else output[0]
         if this.keep_rows is not None:
-            hidden = hidden[:, this.keep_rows]
+            hidden = hidden[..., this.keep_rows, :]
         this.output = hidden
         this.on_layers_done()
         return hidden if isinstance(output, torch.Tensor) else (hidden, *output[1:])

@@ -6,55 +6,81 @@ Python code in a model's folder never runs: transformers' own classes build the 
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 
 from swarm.errors import ModelError
+from swarm.stage.model.text_models import text_config_of
+
+# Layers of a type that none of our modules computes show in the comparison of cut and whole models.
+_LAYER_TYPES = frozenset(
+    {
+        "full_attention",
+        "sliding_attention",
+        "chunked_attention",
+        "attention",
+        "linear_attention",
+        "conv",
+        "hybrid",
+        "mlp",
+        "moe",
+    }
+)
 
 
 def read_config(folder: Path) -> Any:
-    """Read ``config.json`` as transformers does. Raises ``ModelError``.
+    """Read ``config.json`` as transformers does; of a multimodal model, return the text tower's configuration. Raises
+    ``ModelError``.
 
     Without ``trust_remote_code=False``, transformers asks at the terminal whether to run the folder's own Python.
     """
     try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        if _has_own_code(folder):
-            raise ModelError(
-                f"{folder}: transformers doesn't support this model, which brings Python code of its own (auto_map in "
-                "config.json); Swarm never runs a model's code: use a model of a family that transformers has"
-            ) from None
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, StrictDataclassError) as error:
         raise ModelError(
             f"{folder}: transformers doesn't support this model ({' '.join(str(error).split())[:200]})"
         ) from None
-
-
-def _has_own_code(folder: Path) -> bool:
-    try:
-        return "auto_map" in json.loads((folder / "config.json").read_bytes())
-    except (OSError, ValueError, TypeError):
-        return False
+    return text_config_of(config)
 
 
 def check_config(config: Any) -> Any:
     """Reject a configuration that the attention function or the batching would silently compute incorrectly; return a
-    copy."""
-    text = config.get_text_config()
+    copy, of a multimodal model that of the text tower."""
+    config = text = text_config_of(config)
     name = type(config).__name__
-    rope = getattr(text, "rope_parameters", None) or {}
-    kinds = {rope.get("rope_type")} | {each.get("rope_type") for each in rope.values() if isinstance(each, dict)}
-    if kinds & {"dynamic", "longrope"}:
-        raise ModelError(f"{name}: rotary positions that depend on the whole batch's length can't be served")
     layer_types = set(getattr(text, "layer_types", None) or ())
-    unknown = layer_types - {"full_attention", "sliding_attention", "attention"}
+    unknown = layer_types - _LAYER_TYPES
     if unknown:
         raise ModelError(f"{name}: layers of type {', '.join(sorted(unknown))} keep a state that is not supported")
-    if getattr(text, "use_bidirectional_attention", None):
+    if getattr(text, "use_bidirectional_attention", None) not in (None, False, "vision"):  # tokens of images alone
         raise ModelError(f"{name}: attention to later tokens can't be served")
-    config = copy.deepcopy(config)
+    config = fix_rope(config)
     config.use_cache = False
+    return config
+
+
+def fix_rope(config: Any) -> Any:
+    """Return a copy whose rotary tables do not depend on the length of what is computed.
+
+    ``longrope`` has factors for sequences up to the original context, and others for longer ones. transformers takes
+    one or the other by the longest sequence of a batch, and begins anew when a sequence outgrows the original context.
+    Here, all sequences take the long factors if the model's context is longer than the original one. ``dynamic``
+    stretches positions of sequences that are longer than the model's context, which are not served; with Hunyuan's
+    ``alpha``, it stretches all by the same factor.
+    """
+    config = copy.deepcopy(config)
+    text = config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    for table in (rope, *rope.values()):
+        if not isinstance(table, dict):
+            continue
+        if table.get("rope_type") == "dynamic" and not table.get("alpha"):
+            table["rope_type"] = "default"
+        elif table.get("rope_type") == "longrope":
+            original = table.get("original_max_position_embeddings") or text.max_position_embeddings
+            kept, other = ("long", "short") if text.max_position_embeddings > original else ("short", "long")
+            table[f"{other}_factor"] = table[f"{kept}_factor"]
     return config

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
-from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, get_model_conversion_mapping
 from transformers.core_model_loading import (
     Concatenate,
     MergeModulelist,
@@ -88,15 +88,21 @@ class FolderSource:
 
 
 class ConvertedSource:
-    """Source of a model's tensors that are stored under other names or in pieces."""
+    """Source of a model's tensors that are stored under other names or in pieces.
 
-    def __init__(self, model: Any, names: Iterable[str], stored: WeightSource) -> None:
-        self._config = model.config
+    ``whole``: the kind of the multimodal model whose text tower it is, if any.
+    """
+
+    def __init__(self, model: Any, names: Iterable[str], stored: WeightSource, whole: str | None = None) -> None:
+        self._model = model
         self._stored = stored
         self._pieces: dict[str, list[tuple[str, str | None]]] = {}  # stored names, with patterns, by the model's name
         table = get_model_conversion_mapping(model)
         renamings = [entry for entry in table if isinstance(entry, WeightRenaming)]
         converters = [entry for entry in table if isinstance(entry, WeightConverter)]
+        if not converters and whole is not None:
+            table = get_checkpoint_conversion_mapping(whole) or []
+            converters = [entry for entry in table if isinstance(entry, WeightConverter)]
         self._by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
         expected = model.state_dict()
         for name in sorted(names, key=dot_natural_key):
@@ -123,7 +129,7 @@ class ConvertedSource:
         for stored, pattern in pieces:
             converter.add_tensor(name, stored, pattern, lambda stored=stored: self._stored.read(stored, shape))
         try:
-            result = converter.convert(name, config=self._config)
+            result = converter.convert(name, model=self._model, config=self._model.config)
         except (RuntimeError, ValueError, KeyError, IndexError) as error:
             raise ModelError(f"{name} can't be made of {len(pieces)} stored tensors ({error})") from None
         tensor = result[name]

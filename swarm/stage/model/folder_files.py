@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from swarm.errors import ModelError
-from swarm.hub.headers import INDEX, SINGLE, StoredTensor, read_header, remote_header
-from swarm.stage.model.location import RemoteWeights
+from swarm.hub.headers import INDEX, SINGLE, Progress, RemoteFile, Report, StoredTensor, read_header, remote_header
+
+
+class RemoteWeights(Protocol):
+    """Source of the weight files that a folder lacks."""
+
+    @property
+    def name(self) -> str:
+        """A name by which other processes, also on other machines, find exactly this model."""
+
+    def describe(self, file: str) -> RemoteFile | None:
+        """Return the description of a weight file without its data; None if there is none."""
+
+    def missing(self, tensors: Collection[StoredTensor]) -> dict[str, int]:
+        """Return how many bytes must be downloaded before these tensors can be read, by file."""
+
+    def fetch_tensors(
+        self, tensors: Collection[StoredTensor], progress: Progress | None = None, report: Report | None = None
+    ) -> None:
+        """Download what is missing of these tensors: their files, or their parts of files. Raises ``ModelError``."""
 
 
 def read_json(path: Path, why: str = "") -> dict[str, Any]:
@@ -50,5 +68,12 @@ def _tensors_of(path: Path, remote: RemoteWeights | None) -> Iterator[StoredTens
     if described is not None:
         return remote_header(path, described)
     if path.name == SINGLE:
-        raise ModelError(f"{path.parent} has no {SINGLE} and no index of shards; only safetensors are read")
+        raise ModelError(f"{path.parent} has no {SINGLE} and no index of shards; {_describe_weights(path.parent)}")
     raise ModelError(f"{path} is missing; download it again")
+
+
+def _describe_weights(folder: Path) -> str:
+    """Return what to do about a folder without safetensors."""
+    if ggufs := sorted(file.name for file in folder.glob("*.gguf")):
+        return f"to serve a GGUF file, name it: {', '.join(ggufs[:9])}"
+    return "only safetensors are read" + (", and no pickles (*.bin)" if any(folder.glob("*.bin")) else "")

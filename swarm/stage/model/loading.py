@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
 from swarm.errors import IllegalMove
 from swarm.log import get_logger
 from swarm.stage.executor import Progress
+from swarm.stage.model.adapter_folder import AdapterFolder
 from swarm.stage.model.build import ModelSkeleton, Stage, WeightLoader
 from swarm.stage.model.checkpoint import Checkpoint
 from swarm.stage.model.conversion import ModelSource
@@ -25,12 +26,18 @@ class StageLoader:
     hub."""
 
     def __init__(
-        self, checkpoint: Checkpoint, manifest: Manifest, skeleton: ModelSkeleton, source: ModelSource
+        self,
+        checkpoint: Checkpoint,
+        manifest: Manifest,
+        skeleton: ModelSkeleton,
+        source: ModelSource,
+        adapters: Sequence[AdapterFolder] = (),
     ) -> None:
         self._checkpoint = checkpoint
         self._manifest = manifest
         self._skeleton = skeleton
         self._source = source
+        self.adapters = tuple(adapters)  # those that modules get as they are loaded; replaced as a whole
         self._shared: Modules = {}  # modules without weights, of the last stage; replaced as a whole
         self.loaded_bytes = 0
         self.fetched_bytes = 0
@@ -83,7 +90,7 @@ class StageLoader:
         return self._build(layers, stage.modules)
 
     def _build(self, layers: LayerRange, held: Modules, on_loaded: Callable[[int], None] = lambda _: None) -> Stage:
-        weights = WeightLoader(self._skeleton, self._source, on_loaded)
+        weights = WeightLoader(self._skeleton, self._source, on_loaded, self.adapters)
         stage = Stage(self._skeleton, layers, self._shared | held, weights)
         self._shared = stage.shared
         return stage

@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from swarm.errors import ModelError
 from swarm.hub.gguf import GgufModel, part_names, read_gguf
 from swarm.hub.gguf_choice import is_model_file
-from swarm.hub.headers import Progress, RemoteFile, Report, StoredTensor
+from swarm.hub.headers import Report
 from swarm.hub.names import parse_name
+from swarm.stage.model.folder_files import RemoteWeights
 from swarm.stage.model.gguf_folder import derive_folder
+from swarm.stage.model.kinds import check_folder
 from swarm.version import with_extra
 
 if TYPE_CHECKING:
     from swarm.hub.gguf_snapshot import GgufSnapshot
-
-
-class RemoteWeights(Protocol):
-    """Source of the weight files that a folder lacks."""
-
-    @property
-    def name(self) -> str:
-        """A name by which other processes, also on other machines, find exactly this model."""
-
-    def describe(self, file: str) -> RemoteFile | None:
-        """Return the description of a weight file without its data; None if there is none."""
-
-    def missing(self, tensors: Collection[StoredTensor]) -> dict[str, int]:
-        """Return how many bytes must be downloaded before these tensors can be read, by file."""
-
-    def fetch_tensors(
-        self, tensors: Collection[StoredTensor], progress: Progress | None = None, report: Report | None = None
-    ) -> None:
-        """Download what is missing of these tensors: their files, or their parts of files. Raises ``ModelError``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +40,13 @@ class ModelLocation:
 
 
 def locate_model(model: str, report: Report | None = None) -> ModelLocation:
+    """Return the location of ``model``, as :func:`_locate` does, unless its configuration excludes it."""
+    location = _locate(model, report)
+    check_folder(location.folder)
+    return location
+
+
+def _locate(model: str, report: Report | None) -> ModelLocation:
     """Return the location of ``model``: a local folder, a GGUF file (one of its parts is enough) or, for a name such
     as owner/model, the folder in the hub's cache.
 

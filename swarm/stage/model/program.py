@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -22,6 +23,8 @@ from swarm.stage.attention import kernel_args, native_attention
 from swarm.stage.attention.passes import ForwardPass, use_pass
 from swarm.stage.executor import FenceRaised
 from swarm.stage.native import cores
+from swarm.stage.native.adapters import AdaptedRows, AdapterPart, RowAdapters, current_adapters, make_table
+from swarm.stage.native.linears import NativeLinear
 from swarm.wire.messages import LayerRange
 
 # Indices of the buffers.
@@ -46,7 +49,7 @@ class NormArgs(ctypes.Structure):
 
 
 class ProductArgs(ctypes.Structure):
-    _fields_ = [("matrix", _pointer), ("first", _count), ("stride", _count)]
+    _fields_ = [("matrix", _pointer), ("first", _count), ("stride", _count), ("slot", _count)]
 
 
 class HeadArgs(ctypes.Structure):
@@ -75,6 +78,7 @@ class _Step(ctypes.Structure):
         ("racks", _pointer),
         ("num_racks", _count),
         ("threads", _count),
+        ("adapted", _pointer),
     ]
 
 
@@ -133,12 +137,16 @@ class Program:
         embed: Callable[[torch.Tensor], torch.Tensor],
         rotary: Callable[..., tuple[torch.Tensor, torch.Tensor]],
         num_rotated: Callable[[torch.Tensor, torch.Tensor], int],
+        products: Sequence[NativeLinear],
         owners: object,
     ) -> None:
         library = native.library()
         assert library is not None, "the caller has checked that there is a library"
         self._run, self._layers, self._shape, self._num_words = library.swarm_run, layers, shape, num_words
         self._embed, self._rotary, self._num_rotated = embed, rotary, num_rotated
+        self._products = tuple(products)  # by slot
+        # by adapter: its parts of the products, with one of them by which a table that is not valid any more shows
+        self._adapter_tables: dict[str, tuple[ctypes.Array[Any], NativeLinear, AdapterPart]] = {}
         self._owners = owners  # owners of the memory that the operations point to
         flat = [op for each in operations for op in each]
         self._ops, self._head = (Op * len(flat))(*flat), (Op * len(head))(*head)
@@ -156,6 +164,7 @@ class Program:
             buffers = [hidden, *(hidden.new_empty(len(hidden), width) for width in self._shape.widths[1:])]
             _check_bounds(forward_pass, len(hidden), len(cosines))
             racks = self._rack_array(forward_pass)
+            adapted = self._adapted_rows(current_adapters(), len(hidden))
             step = _Step(
                 (_pointer * NUM_BUFFERS)(*(buffer.data_ptr() for buffer in buffers)),
                 len(hidden),
@@ -167,6 +176,7 @@ class Program:
                 ctypes.addressof(racks),
                 len(racks),
                 cores.num_threads(),
+                None if adapted is None else ctypes.addressof(adapted.native),
             )
             self._run_layers(forward_pass, step)
             if forward_pass.keep_rows is not None:
@@ -185,6 +195,29 @@ class Program:
         if this.hidden.shape[2] != self._shape.widths[HIDDEN]:
             raise ValueError(f"hidden states of {this.hidden.shape[2]} numbers for {self._shape.widths[HIDDEN]}")
         return this.hidden[0].clone(memory_format=torch.contiguous_format)
+
+    def _adapted_rows(self, adapters: RowAdapters | None, num_rows: int) -> AdaptedRows | None:
+        if adapters is None:
+            return None
+        if len(adapters.which) != num_rows:
+            raise ValueError(f"adapters of {len(adapters.which)} rows for {num_rows}")
+        return adapters.table(map(self._adapter_table, adapters.names))
+
+    def _adapter_table(self, name: str) -> ctypes.Array[Any]:
+        """Return an adapter's parts of the products. An adapter that was dropped and loaded again has other parts."""
+        known = self._adapter_tables.get(name)
+        if known is not None and known[1].adapters.get(name) is known[2]:
+            return known[0]
+        self._adapter_tables = {
+            key: value for key, value in self._adapter_tables.items() if value[1].adapters.get(key) is value[2]
+        }
+        parts = [product.adapters.get(name) for product in self._products]
+        table = make_table(parts)
+        for product, part in zip(self._products, parts, strict=True):
+            if part is not None:
+                self._adapter_tables[name] = table, product, part
+                break
+        return table
 
     def _rack_array(self, this: ForwardPass) -> ctypes.Array[_Rack]:
         batches = native_attention.rack_batches(this)
@@ -230,6 +263,7 @@ class Program:
         logits = hidden.new_empty(num_rows, self._num_words)
         step.buffers[HIDDEN], step.buffers[NORMED] = hidden.data_ptr(), normed.data_ptr()
         step.buffers[WIDE], step.buffers[MIXED], step.num_rows = logits.data_ptr(), None, len(hidden)
+        step.adapted = None  # no adapter changes the head
         native.check_status(self._run(self._head, 1, ctypes.byref(step)))
         this.normed = normed
         num_products = len(self._head) - 1

@@ -89,6 +89,7 @@ class _ProgramWriter:
     dtype: torch.dtype
     lengths: list[int]  # elements of a row in each buffer at this point
     widths: list[int]  # the maximum of the same
+    products: list[NativeLinear] = field(default_factory=list)  # by slot
     owners: list[object] = field(default_factory=list)  # owners of the memory that the operations point to
     keys: torch.Tensor | None = None  # an empty tensor with the layers' key heads and sizes
 
@@ -126,8 +127,9 @@ class _ProgramWriter:
         self.check_input(source, products.in_features)
         self.set_output(target, products.out_features)
         for linear, first in products.columns():
-            self.owners.append(linear)
-            what = program.ProductArgs(ctypes.addressof(linear.matrix), first, products.out_features)
+            self.products.append(linear)
+            slot = len(self.products) - 1
+            what = program.ProductArgs(ctypes.addressof(linear.matrix), first, products.out_features, slot)
             yield self.op(MULTIPLY, source, target, what)
 
     def check_type(self, part: Any, kind: type[Any] | UnionType) -> Any:
@@ -187,12 +189,9 @@ class _ProgramWriter:
         return write
 
     def attention_options(self, part: NativeAttention) -> kernel_args.NativeOptions:
-        how = part.options
-        sinks = None if how.sinks is None else how.sinks.float().contiguous()
-        self.owners.append(sinks)
-        return kernel_args.NativeOptions(
-            how.scale, how.softcap or 0.0, how.window or 0, None if sinks is None else sinks.data_ptr()
-        )
+        options, owners = kernel_args.native_options(part.options)
+        self.owners.append(owners)
+        return options
 
     def mlp(self, part: Any) -> _PartWriter:
         if isinstance(part, NativeMixture):
@@ -261,5 +260,6 @@ def _write_program(
         embed=base.embed_tokens,
         rotary=base.rotary_emb,
         num_rotated=stack[layers.first].self_attn.num_rotated,
+        products=writer.products,
         owners=writer.owners,
     )

@@ -5,6 +5,8 @@ Its functions are computed portably (``portable_math``), so that different proce
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -15,7 +17,7 @@ _FIRST_SIZE = 1024  # positions of a first table; its size doubles as sequences 
 
 
 class RopeTable(nn.Module):
-    """Replacement of a module that computes (cos, sin) from positions alone.
+    """Replacement of a module that computes (cos, sin), or complex numbers, from positions alone.
 
     All stages of a worker share it, and one thread may warm up a stage while another computes: a table is replaced as a
     whole. If two threads extend it at once, the shorter one may stay, and is extended again.
@@ -24,9 +26,12 @@ class RopeTable(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner = inner
+        # what models read from theirs
+        self.config, self.layer_types = getattr(inner, "config", None), getattr(inner, "layer_types", None)
         self._tables: dict[tuple[object, ...], tuple[torch.Tensor, ...]] = {}
 
-    def forward(self, like: torch.Tensor, position_ids: torch.Tensor, *which: object) -> tuple[torch.Tensor, ...]:
+    def forward(self, like: torch.Tensor, position_ids: torch.Tensor, *which: object, layer_type: object = None) -> Any:
+        which = which if layer_type is None else (*which, layer_type)
         this, key = current_pass(), (like.dtype, *which)
         table = self._tables.get(key)
         if table is None or this.length > table[0].shape[0]:
@@ -34,7 +39,9 @@ class RopeTable(nn.Module):
             this.cache_stats.rope_misses += 1
         else:
             this.cache_stats.rope_hits += 1
-        return tuple(part.index_select(0, position_ids[0]).unsqueeze(0) for part in table)
+        positions = position_ids.flatten(0, -2)[0]  # those of images, if the model has such, equal those of text
+        parts = tuple(part.index_select(0, positions).unsqueeze(0) for part in table)
+        return parts[0] if len(parts) == 1 else parts
 
     def _extend(
         self, table: tuple[torch.Tensor, ...] | None, like: torch.Tensor, length: int, which: tuple[object, ...]
@@ -45,7 +52,8 @@ class RopeTable(nn.Module):
             size *= 2
         positions = torch.arange(begin, size, device=like.device).unsqueeze(0)
         with portable_math():
-            more = tuple(part[0] for part in self.inner(like, positions, *which))
+            result = self.inner(like, positions, *which)
+        more = tuple(part[0] for part in ((result,) if isinstance(result, torch.Tensor) else result))
         if table is None:
             return tuple(part.clone() for part in more)
         return tuple(torch.cat(parts) for parts in zip(table, more, strict=True))

@@ -22,7 +22,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from swarm.stage import native
 from swarm.stage.attention import function as attention
-from swarm.stage.modules.matrices import JoinedProducts, make_joined, make_linear
+from swarm.stage.attention.options import AttentionOptions
+from swarm.stage.modules.matrices import JoinedProducts, make_joined, make_linear, name_outputs
 from swarm.stage.modules.mlps import load_linear
 from swarm.stage.modules.norms import NativeRmsNorm, replace_norm
 from swarm.stage.modules.reading import Matrix, WeightReader
@@ -109,7 +110,7 @@ class NativeAttention(NativeModule):
         """Copy the parameters of attention from the model's module."""
         kind = self._kind
         self.layer_idx = int(module.layer_idx)
-        self.options = attention.AttentionOptions(module.scaling, kind.window(module), kind.softcap(module), sinks)
+        self.options = AttentionOptions(module.scaling, kind.window(module), kind.softcap(module), sinks)
 
     def forward(
         self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], **_: object
@@ -194,7 +195,9 @@ def _join_qkv(part: Any, read: WeightReader) -> NativeLinear | JoinedProducts:
         None if each.bias is None else read.tensor(f"{name}.bias", each.bias)
         for name, each in zip(_QKV, parts, strict=True)
     ]
-    return make_joined(matrices, biases, read.rows)
+    product = make_joined(matrices, biases, read.rows)
+    name_outputs(product, [(f"{read.prefix}{name}", each.out_features) for name, each in zip(_QKV, parts, strict=True)])
+    return product
 
 
 def _reorder_qkv(part: Any, read: WeightReader, heads: int, size: int) -> NativeLinear:

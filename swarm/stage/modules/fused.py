@@ -114,7 +114,11 @@ class FusedColumns(nn.Module):
         return self.joint.columns(rows, self._start, self._stop, self._last)
 
 
-def join_qkv(module: nn.Module, read: WeightReader, build: Callable[[Matrix, torch.Tensor | None], nn.Module]) -> None:
+# builds the product of a matrix and a bias, which stands for these modules, with their numbers of outputs
+BuildLinear = Callable[[Matrix, torch.Tensor | None, list[tuple[str, int]]], nn.Module]
+
+
+def join_qkv(module: nn.Module, read: WeightReader, build: BuildLinear) -> None:
     """Read the three matrices, and replace each by its columns of their joint matrix; or by its own product, if they
     are quantized differently."""
     parts: list[nn.Linear] = [getattr(module, name) for name in _QKV]
@@ -123,11 +127,12 @@ def join_qkv(module: nn.Module, read: WeightReader, build: Callable[[Matrix, tor
         None if part.bias is None else read.tensor(f"{name}.bias", part.bias)
         for name, part in zip(_QKV, parts, strict=True)
     ]
+    outputs = [(f"{read.prefix}{name}", part.out_features) for name, part in zip(_QKV, parts, strict=True)]
     if not are_alike(matrices):
-        for name, matrix, bias in zip(_QKV, matrices, biases, strict=True):
-            setattr(module, name, build(matrix, bias))
+        for name, matrix, bias, output in zip(_QKV, matrices, biases, outputs, strict=True):
+            setattr(module, name, build(matrix, bias, [output]))
         return
-    joint, start = FusedLinear(build(join_matrices(matrices), join_biases(matrices, biases))), 0
+    joint, start = FusedLinear(build(join_matrices(matrices), join_biases(matrices, biases), outputs)), 0
     for name, part in zip(_QKV, parts, strict=True):
         stop = start + part.out_features
         setattr(module, name, FusedColumns(joint, start, stop, name == _QKV[-1]))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 import torch
 
 from swarm.stage.modules.reading import Matrix, RowKind
 from swarm.stage.modules.recognition import Function
+from swarm.stage.native.adapters import Site
 from swarm.stage.native.linears import NativeGated, NativeLinear, NativeModule
 from swarm.stage.native.quantized import QuantizedGated, QuantizedLinear
 from swarm.stage.quantization.tensors import QuantizedWeight, can_join, join_rows
@@ -33,6 +34,22 @@ class JoinedProducts(NativeModule):
         for part, first in self.columns():
             part.multiply_into(out, first, rows)
         return out
+
+
+def name_outputs(product: NativeLinear | JoinedProducts, modules: Iterable[tuple[str, int]]) -> None:
+    """Set which modules of the model a product stands for: their names and numbers of outputs, side by side."""
+    sites = [Site(name, 0, count) for name, count in modules]
+    for linear, first in product.columns():
+        linear.sites = (tuple(_cut_sites(sites, first, first + linear.out_features)),)
+
+
+def _cut_sites(sites: Iterable[Site], first: int, stop: int) -> Iterator[Site]:
+    begin = 0
+    for site in sites:
+        end = begin + site.count
+        if max(begin, first) < min(end, stop):
+            yield Site(site.module, max(begin, first) - begin, min(end, stop) - max(begin, first))
+        begin = end
 
 
 def make_linear(

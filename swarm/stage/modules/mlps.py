@@ -12,9 +12,10 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.models.phi3.modeling_phi3 import Phi3MLP
 
 from swarm.stage import native
-from swarm.stage.modules.matrices import make_gated, make_linear, split_halves
+from swarm.stage.modules.matrices import make_gated, make_linear, name_outputs, split_halves
 from swarm.stage.modules.reading import Matrix, WeightReader
 from swarm.stage.modules.recognition import Function, find_activation, same_code
+from swarm.stage.native.adapters import Site
 from swarm.stage.native.linears import FUNCTIONS, NativeLinear, NativeModule
 
 
@@ -66,9 +67,12 @@ def replace_activation(part: nn.Module, read: WeightReader) -> NativeModule | No
 def replace_mlp(part: Any, read: WeightReader) -> NativeModule | None:
     """Return our module that computes what this one does; None if it is of an unknown kind."""
     if same_code(part, LlamaMLP) and _are_plain(part.gate_proj, part.up_proj):
-        return _make_gated(part.act_fn, part.down_proj, read, lambda: _read_gate_up(part, read))
+        sites = [Site(f"{read.prefix}{name}", 0, part.gate_proj.out_features) for name in ("gate_proj", "up_proj")]
+        return _make_gated(part.act_fn, part.down_proj, read, lambda: _read_gate_up(part, read), sites)
     if same_code(part, Phi3MLP) and _are_plain(part.gate_up_proj):
-        return _make_gated(part.activation_fn, part.down_proj, read, lambda: _split_gate_up(part, read))
+        half = part.gate_up_proj.out_features // 2
+        sites = [Site(f"{read.prefix}gate_up_proj", first, half) for first in (0, half)]
+        return _make_gated(part.activation_fn, part.down_proj, read, lambda: _split_gate_up(part, read), sites)
     if same_code(part, GPTNeoXMLP) and (function := find_activation(part.act)) is not None:
         first = load_linear(part.dense_h_to_4h, read.under("dense_h_to_4h"), function)
         return NativeMlp(first, load_linear(part.dense_4h_to_h, read.under("dense_4h_to_h")))
@@ -80,7 +84,9 @@ def load_linear(
 ) -> NativeLinear:
     """Return the product of a linear part, and a function applied to its result."""
     bias = None if part.bias is None else read.tensor("bias", part.bias)
-    return make_linear(read.matrix("weight", part.weight), bias, read.rows, function, limit)
+    product = make_linear(read.matrix("weight", part.weight), bias, read.rows, function, limit)
+    name_outputs(product, [(read.prefix.removesuffix("."), part.out_features)])
+    return product
 
 
 def _are_plain(*parts: nn.Module) -> bool:
@@ -88,12 +94,17 @@ def _are_plain(*parts: nn.Module) -> bool:
 
 
 def _make_gated(
-    act: nn.Module, down: nn.Linear, read: WeightReader, weights: Callable[[], tuple[Matrix, Matrix]]
+    act: nn.Module,
+    down: nn.Linear,
+    read: WeightReader,
+    weights: Callable[[], tuple[Matrix, Matrix]],
+    sites: list[Site],
 ) -> NativeModule | None:
     function = find_activation(act)
     if function is None or type(down) is not nn.Linear:
         return None
     first = make_gated(*weights(), read.rows, function)
+    first.sites = tuple((site,) for site in sites)  # of the gate, and of what it gates
     return NativeMlp(first, load_linear(down, read.under("down_proj")))
 
 

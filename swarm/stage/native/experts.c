@@ -104,7 +104,7 @@ static void combine_piece(const void *argument, int64_t index, int64_t next) {
   int64_t first = index * FEW_ROWS, count = least(FEW_ROWS, mix->num_rows - first), choices = mix->all->choices;
   (void)next;
   SwarmRows answers = {mix->gathered, mix->size, (char *)rows->out + first * rows->out_stride * mix->bytes,
-                       rows->out_stride};
+                       rows->out_stride, NULL};
   mix->kernels->combine(mix->all->down->kind, &answers, mix->slots + first * choices, mix->weights + first * choices,
                         choices, count, mix->size);
 }
@@ -112,7 +112,7 @@ static void combine_piece(const void *argument, int64_t index, int64_t next) {
 /* A product of one matrix and all rows. */
 static int route_rows(const Mix *mix, int threads) {
   const int64_t offsets[] = {0, mix->num_rows};
-  const SwarmRows rows = {mix->rows->x, mix->rows->stride, mix->logits, mix->all->experts};
+  const SwarmRows rows = {mix->rows->x, mix->rows->stride, mix->logits, mix->all->experts, NULL};
   return mix->kernels->multiply(mix->all->router, offsets, 1, &rows, threads);
 }
 
@@ -121,9 +121,9 @@ static int mix_panel(const Mix *mix, int threads) {
   int64_t pieces = (mix->num_rows + FEW_ROWS - 1) / FEW_ROWS, inner = inner_size(all);
   assign_slots(mix);
   swarm_share(gather_piece, mix, pieces, threads);
-  const SwarmRows in = {mix->gathered, mix->size, mix->inner, inner};
+  const SwarmRows in = {mix->gathered, mix->size, mix->inner, inner, NULL};
   if (mix->kernels->multiply(all->inner, mix->offsets, all->experts, &in, threads) != 0) return -1;
-  const SwarmRows out = {mix->inner, inner, mix->gathered, mix->size};
+  const SwarmRows out = {mix->inner, inner, mix->gathered, mix->size, NULL};
   if (mix->kernels->multiply(all->down, mix->offsets, all->experts, &out, threads) != 0) return -1;
   swarm_share(combine_piece, mix, pieces, threads);
   return 0;
@@ -140,7 +140,7 @@ int swarm_mix(const SwarmExperts *all, const SwarmRows *rows, int64_t num_rows, 
   lay_out(&mix, panel, memory);
   for (int64_t first = 0; first < num_rows; first += panel) {
     SwarmRows some = {(const char *)rows->x + first * rows->stride * bytes, rows->stride,
-                      (char *)rows->out + first * rows->out_stride * bytes, rows->out_stride};
+                      (char *)rows->out + first * rows->out_stride * bytes, rows->out_stride, NULL};
     mix.rows = &some;
     mix.num_rows = least(panel, num_rows - first);
     if (all->router == NULL)

@@ -10,7 +10,8 @@ enum { SWARM_FLOAT32, SWARM_BFLOAT16 };
 /*
  * What is applied to a product: nothing; a function of the gate, times what it gates; or, with SWARM_ALONE added to it,
  * a function of the product itself. SWARM_CLAMPED gates only: (up + 1) * gate * sigmoid(alpha * gate), both within
- * the limit. SWARM_SOFTCAP is for products alone: limit * tanh(x / limit).
+ * the limit. SWARM_SOFTCAP is for products alone: limit * tanh(x / limit). SWARM_EXP and SWARM_SOFTPLUS are for numbers
+ * that no product gives.
  */
 enum {
   SWARM_LINEAR,
@@ -24,6 +25,8 @@ enum {
   SWARM_QUICK_GELU,
   SWARM_SOFTCAP,
   SWARM_CLAMPED,
+  SWARM_EXP,
+  SWARM_SOFTPLUS,
   SWARM_ALONE = 64
 };
 
@@ -75,12 +78,39 @@ typedef struct {
   const SwarmFormat *format; /* of the packed weights; NULL: numbers of `kind`, as above */
 } SwarmMatrix;
 
+/* The ranks of an adapter that add to sixteen outputs: `count` from `first` on, whose vectors lie at `at` in `up`. */
+typedef struct {
+  int64_t first, count, at;
+} SwarmRanks;
+
+/*
+ * What an adapter adds to a product: up * (scales * (down * x)), summed in float32. Groups of sixteen outputs are those
+ * in which the product is stored: of a gated matrix, those of the gate, then those of what it gates.
+ */
+typedef struct {
+  const void *down;         /* [rank][inputs], of the rows' kind */
+  const float *scales;      /* [rank] */
+  const void *up;           /* [vector][16], of the rows' kind */
+  const SwarmRanks *groups;
+  int64_t rank;             /* 0: the adapter leaves this product alone */
+} SwarmAdapter;
+
+/* The adapters of a step's rows. */
+typedef struct {
+  const int32_t *which;                /* by row: index into `adapters`, or -1 for none */
+  const SwarmAdapter *const *adapters; /* of each one: what it adds to product number `slot` */
+  int64_t num_adapters, slot;
+  float *lowered; /* by row: scales * (down * x), `stride` apart */
+  int64_t stride;
+} SwarmAdapted;
+
 /* Rows, `stride` elements apart, of the matrix's kind. */
 typedef struct {
   const void *x;
   int64_t stride;
   void *out;
   int64_t out_stride;
+  const SwarmAdapted *adapted; /* NULL: no row has an adapter */
 } SwarmRows;
 
 /* One row of a step: its new tokens' place in the batch, their positions, and where its keys and values lie. */
@@ -96,6 +126,9 @@ typedef struct {
  * One layer's keys and values, for each place and head a matrix, packed. Keys, with positions for outputs, as in
  * SwarmMatrix. Values, with elements for outputs, a whole number of sixteens; bfloat16: [pair of positions][element][2],
  * float32: [position][element]. Strides count numbers.
+ *
+ * Latents, where `values` is NULL: the first `value_size` numbers of a key are its value. Keys as rows, one position
+ * after the other, each a whole number of sixteens.
  */
 typedef struct {
   void *keys, *values;
@@ -118,6 +151,13 @@ typedef struct {
   float softcap;      /* 0: none */
   int64_t window;     /* 0: none */
   const float *sinks; /* one per query head, or NULL */
+  int64_t chunk;      /* a query sees positions of its own chunk of this length only; 0: of all */
+  /*
+   * ALiBi: per query head, what a score changes by for each position between key and query; or NULL. If `rounded` is
+   * not 0: by that much times the key's position, where position and product are rounded to bfloat16, times `rounded`.
+   */
+  const float *slopes;
+  float rounded;
 } SwarmHow;
 
 /*
@@ -158,6 +198,64 @@ typedef struct {
   uint8_t *codes;   /* [row][input] */
   uint16_t *scales; /* float16 [row][group] */
 } SwarmQuantization;
+
+/*
+ * Consecutive rows of one sequence, and a layer's state before and after them. A state consists of parts; `state` in the
+ * structures below is the first number of the part that is meant.
+ */
+typedef struct {
+  int64_t offset, count;
+  const float *before;
+  float *after;
+} SwarmSegment;
+
+/*
+ * A causal convolution of each channel by itself, and a function of its result. State: the last taps - 1 inputs,
+ * [position][channel]. Rows are of `kind`.
+ */
+typedef struct {
+  const SwarmSegment *segments;
+  int64_t num_segments, state, kind;
+  const void *x;
+  int64_t stride;
+  void *out;
+  int64_t out_stride;
+  int64_t channels, taps, function;
+  const float *weight; /* [tap][channel], the oldest input's first */
+  const float *bias;   /* or NULL */
+} SwarmConvolution;
+
+/*
+ * A state [key element][value element] for each head. At each position, in this order:
+ *   state = decay * state; value = beta * (value - key . state); state = state + key x value; out = query . state.
+ * Without `beta`, values are written as they are. A head of queries and keys serves heads / key_heads heads of values.
+ */
+typedef struct {
+  const SwarmSegment *segments;
+  int64_t num_segments, state;
+  const float *query, *key, *value; /* [row][head][element], rows so many numbers apart */
+  int64_t query_stride, key_stride, value_stride;
+  const float *decay; /* [row][head][decays] */
+  const float *beta;  /* [row][head], or NULL */
+  float *out;         /* [row][head][value element] */
+  int64_t heads, key_heads, keys, values;
+  int64_t decays; /* 1, or one for each key element */
+} SwarmRecurrence;
+
+/*
+ * A state [number][channel] that each channel has by itself. At each position:
+ *   state = exp(step * rate) * state + step * x * in; out = the sum of out_mix * state over a channel's numbers.
+ */
+typedef struct {
+  const SwarmSegment *segments;
+  int64_t num_segments, state;
+  const float *x, *step;      /* [row][channel] */
+  const float *rate;          /* [number][channel] */
+  const float *in, *out_mix;  /* [row][number], rows so many numbers apart */
+  int64_t mix_stride;
+  float *out; /* [row][channel] */
+  int64_t channels, states;
+} SwarmScan;
 
 typedef struct {
   const char *name;
@@ -208,8 +306,15 @@ typedef struct {
    */
   void (*combine)(int64_t kind, const SwarmRows *answers, const int64_t *slots, const float *weights, int64_t choices,
                   int64_t num_rows, int64_t size);
+  /* lowered = scales * (down * x) of `ranks` ranks from `first` on, of one row of `inputs` numbers. */
+  void (*lower)(int64_t kind, const SwarmAdapter *adapter, const void *x, int64_t inputs, int64_t first, int64_t ranks,
+                float *lowered);
   /* Quantize plain weights. Every variant gives the same bits. */
   void (*quantize)(const SwarmQuantization *job, int threads);
+  /* Layers with a state; see the structures. */
+  void (*convolve)(const SwarmConvolution *job, int threads);
+  void (*recur)(const SwarmRecurrence *job, int threads);
+  void (*scan)(const SwarmScan *job, int threads);
 } SwarmKernels;
 
 /* The variant that computes. */

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import torch
 
 from swarm.stage import native
 from swarm.stage.native import cores
+from swarm.stage.native.adapters import (
+    AdaptedRows,
+    AdapterPart,
+    LowRank,
+    RowAdapters,
+    Site,
+    current_adapters,
+    make_table,
+)
 
 _BLOCK = 64  # outputs that are adjacent in a packed matrix
 # Function numbers, as in kernels.h.
@@ -24,6 +33,8 @@ FUNCTIONS = {
     ("quick_gelu", ""): 8,
     ("softcap", ""): 9,
     ("clamped", ""): 10,
+    ("exp", ""): 11,
+    ("softplus", ""): 12,
 }
 UNGATED = 64  # added to a function's number if it is applied to the product itself
 
@@ -80,6 +91,21 @@ class NativeLinear(NativeModule):
         assert library is not None, "the caller has checked supports()"
         self._multiply = library.swarm_linear
         self._reference = ctypes.byref(self.matrix)
+        # The modules of the model whose outputs these are; of a gated matrix, those of the gate and of what it gates.
+        self.sites: tuple[tuple[Site, ...], ...] = ()
+        self.adapters: Mapping[str, AdapterPart] = {}  # by name; replaced as a whole, because threads share layers
+
+    def add_adapter(self, name: str, weights: Mapping[str, LowRank]) -> set[str]:
+        """Add an adapter to this product. Return its modules that are computed here."""
+        modules = {site.module for run in self.sites for site in run} & weights.keys()
+        if modules:
+            part = AdapterPart(self.sites, weights, self.in_features, self.dtype)
+            self.adapters = {**self.adapters, name: part}
+        return modules
+
+    def drop_adapters(self, keys: Collection[str]) -> None:
+        if not self.adapters.keys().isdisjoint(keys):
+            self.adapters = {key: part for key, part in self.adapters.items() if key not in keys}
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         out = torch.empty((*rows.shape[:-1], self.out_features), dtype=self.dtype)
@@ -96,17 +122,25 @@ class NativeLinear(NativeModule):
             raise ValueError(
                 f"rows of {rows.shape[-1]} {rows.dtype} for a matrix of {self.in_features} {str(self.dtype)[6:]} inputs"
             )
-        flat = rows if rows.is_contiguous() else rows.contiguous()
+        flat, num_rows = rows if rows.is_contiguous() else rows.contiguous(), rows.numel() // self.in_features
+        adapters = current_adapters()
+        adapted = None if adapters is None or not self.adapters else self._adapted(adapters, num_rows)
         status = self._multiply(
             self._reference,
             flat.data_ptr(),
             self.in_features,
-            rows.numel() // self.in_features,
+            num_rows,
             out.data_ptr() + first * out.element_size(),
             out.shape[-1],
+            None if adapted is None else ctypes.byref(adapted.native),
             cores.num_threads(),
         )
         native.check_status(status)
+
+    def _adapted(self, adapters: RowAdapters, num_rows: int) -> AdaptedRows:
+        if len(adapters.which) != num_rows:
+            raise ValueError(f"a product of {num_rows} rows in a step of {len(adapters.which)}, which have adapters")
+        return adapters.table(make_table([self.adapters.get(name)]) for name in adapters.names)
 
 
 class NativeGated(NativeLinear):

@@ -2,6 +2,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "adapters.h"
 #include "kernels.h"
 #include "proof.h"
 #include "tiles_here.h"
@@ -132,12 +133,11 @@ int swarm_multiply(const SwarmMatrix *matrices, const int64_t *offsets, int64_t 
   return chosen->multiply(matrices, offsets, groups, rows, threads);
 }
 
-/* One matrix, all rows. */
+/* One matrix, all rows, and their adapters if they have any (NULL: none has). */
 int swarm_linear(const SwarmMatrix *matrix, const void *x, int64_t stride, int64_t num_rows, void *out,
-                 int64_t out_stride, int threads) {
-  const int64_t offsets[] = {0, num_rows};
-  const SwarmRows rows = {x, stride, out, out_stride};
-  return chosen->multiply(matrix, offsets, 1, &rows, threads);
+                 int64_t out_stride, const SwarmAdapted *adapted, int threads) {
+  const SwarmRows rows = {x, stride, out, out_stride, NULL};
+  return swarm_adapt(matrix, rows, num_rows, adapted, 0, threads);
 }
 
 void swarm_rms_norm(int64_t kind, const SwarmRows *rows, int64_t num_rows, int64_t count, int64_t size,
@@ -160,6 +160,12 @@ void swarm_activate(int64_t kind, int64_t function, const void *x, void *out, in
 }
 
 void swarm_quantize(const SwarmQuantization *job, int threads) { chosen->quantize(job, threads); }
+
+void swarm_convolve(const SwarmConvolution *job, int threads) { chosen->convolve(job, threads); }
+
+void swarm_recur(const SwarmRecurrence *job, int threads) { chosen->recur(job, threads); }
+
+void swarm_scan(const SwarmScan *job, int threads) { chosen->scan(job, threads); }
 
 int swarm_attend(const SwarmSpan *spans, int64_t num_spans, const SwarmCache *cache, const SwarmBatch *batch,
                  const SwarmHow *how, int threads) {

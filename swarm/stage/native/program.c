@@ -7,6 +7,7 @@
 
 #include <stddef.h>
 
+#include "adapters.h"
 #include "counting.h"
 #include "experts.h"
 #include "pool.h"
@@ -28,7 +29,7 @@ static void norm_rows(const Job *job, int64_t first, int64_t count) {
   const SwarmNorm *norm = op->what;
   int64_t begin = first * norm->stride + norm->first;
   SwarmRows rows = {at(job->step, op->from, begin, op->kind), norm->stride, at(job->step, op->to, begin, op->kind),
-                    norm->stride};
+                    norm->stride, NULL};
   job->kernels->rms_norm(op->kind, &rows, count, norm->count, norm->size, norm->weight, norm->epsilon, norm->rounded);
 }
 
@@ -67,17 +68,17 @@ static void do_rows(const void *argument, int64_t index, int64_t next) {
 static int multiply(const Job *job) {
   const SwarmOp *op = job->op;
   const SwarmProduct *product = op->what;
-  const int64_t offsets[] = {0, job->step->num_rows};
   SwarmRows rows = {at(job->step, op->from, 0, op->kind), product->matrix->inputs,
-                    at(job->step, op->to, product->first, op->kind), product->stride};
-  return job->kernels->multiply(product->matrix, offsets, 1, &rows, (int)job->step->threads);
+                    at(job->step, op->to, product->first, op->kind), product->stride, NULL};
+  const SwarmAdapted *adapted = product->slot < 0 ? NULL : job->step->adapted;
+  return swarm_adapt(product->matrix, rows, job->step->num_rows, adapted, product->slot, (int)job->step->threads);
 }
 
 static int mix(const Job *job) {
   const SwarmOp *op = job->op;
   const SwarmExperts *experts = op->what;
   int64_t size = experts->down->outputs;
-  SwarmRows rows = {at(job->step, op->from, 0, op->kind), size, at(job->step, op->to, 0, op->kind), size};
+  SwarmRows rows = {at(job->step, op->from, 0, op->kind), size, at(job->step, op->to, 0, op->kind), size, NULL};
   return swarm_mix(experts, &rows, job->step->num_rows, NULL, NULL, (int)job->step->threads);
 }
 

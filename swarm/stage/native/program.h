@@ -26,6 +26,7 @@ typedef struct {
 typedef struct {
   const SwarmMatrix *matrix;
   int64_t first, stride;
+  int64_t slot; /* number of the product, by which adapters know it; -1: none does */
 } SwarmProduct;
 
 /* Queries, keys and values of a row side by side: the queries' heads first, then as many of keys as of values. */
@@ -64,6 +65,7 @@ typedef struct {
   const SwarmRack *racks;
   int64_t num_racks;
   int64_t threads;
+  const SwarmAdapted *adapted; /* NULL: no row has an adapter */
 } SwarmStep;
 
 /*

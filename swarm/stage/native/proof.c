@@ -134,7 +134,7 @@ static int multiply(const SwarmKernels *variant, const Proof *proof, int64_t kin
       .format = proof->format};
   const int64_t offsets[] = {0, count};
   const char *x = (const char *)&proof->rows + first * INPUTS * bytes_of(kind);
-  const SwarmRows rows = {x, INPUTS, out, OUTPUTS};
+  const SwarmRows rows = {x, INPUTS, out, OUTPUTS, NULL};
   return variant->multiply(&matrix, offsets, 1, &rows, 1);
 }
 

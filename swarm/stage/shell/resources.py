@@ -54,6 +54,7 @@ def open_resources(settings: Settings, pair: KeyPair, dtype: str = "") -> Worker
         memory_limit=limit,
         threads=worker.threads or None,
         kv_share=worker.kv_share,
+        adapters=dict(text.split("=", 1) for text in worker.adapters),
     )
     if worker.bits == "portable":
         variant_choice.require_portable(own=executor.has_own_kernels)

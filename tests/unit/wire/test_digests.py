@@ -34,6 +34,12 @@ def test_what_can_not_be_compared_is_less_than_what_is_missing(tokens: list[int]
     assert matching == len(known) if not missing else matching >= len(known) - (missing - 1)
 
 
+def test_tokens_of_another_adapter_do_not_match() -> None:
+    reported = prefix_digests([1, 2, 3], 3, "red")
+    assert num_matching([1, 2, 3], 3, reported, "red") == 3
+    assert num_matching([1, 2, 3], 3, reported) == num_matching([1, 2, 3], 3, reported, "blue") == 0
+
+
 def test_they_are_few() -> None:
     """A million tokens: twenty-one of them."""
     tokens = list(range(1 << 20))

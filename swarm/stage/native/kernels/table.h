@@ -1,10 +1,12 @@
 /* The table of a variant, once its header has said what a vector is. VARIANT: its name. */
 #include "../simd/functions.h"
+#include "adapters.h"
 #include "attention.h"
 #include "experts.h"
 #include "norms.h"
 #include "products.h"
 #include "quantize.h"
+#include "recurrence.h"
 #include "rope.h"
 #include "sampling.h"
 
@@ -25,5 +27,9 @@ const SwarmKernels TABLE(VARIANT) = {
     .activate = activate,
     .route = route,
     .combine = combine,
+    .lower = lower,
     .quantize = quantize,
+    .convolve = convolve,
+    .recur = recur,
+    .scan = scan,
 };

@@ -19,9 +19,11 @@ from swarm.params import SamplingParams
 from swarm.wire.messages import Submit
 
 
-def running(tokens: list[int], number: int = 1, tenant: str = "", prompt: int | None = None) -> Sequence:
+def running(
+    tokens: list[int], number: int = 1, tenant: str = "", prompt: int | None = None, adapter: str = ""
+) -> Sequence:
     """Return a running sequence whose first ``prompt`` tokens are its prompt; all of them by default."""
-    params = SamplingParams(max_tokens=1000)
+    params = SamplingParams(max_tokens=1000, adapter=adapter)
     submit = Submit(request_id=f"r{number}", prompt=tuple(tokens[:prompt]), params=params, seed=1)
     request = Request(submit, None, 0.0, None, tenant)
     return Sequence(number, request, 0, 0, list(tokens), 10_000, state=SequenceState.RUNNING)
@@ -43,6 +45,13 @@ def longest_suffix(tokens: list[int]) -> tuple[int, int]:
 def test_proposes_what_followed_the_suffix_before() -> None:
     proposer = SuffixProposer()
     assert proposer.propose(running([1, 2, 3, 4, 5, 6, 9, 2, 3, 4]), 3) == (5, 6, 9)
+
+
+def test_answers_of_another_adapter_are_not_proposed() -> None:
+    proposer = SuffixProposer()
+    proposer.remember("", [1, 2, 3, 4, 5], "red")
+    assert proposer.propose(running([1, 2, 3]), 2) == ()
+    assert proposer.propose(running([1, 2, 3], 2, adapter="red"), 2) == (4, 5)
 
 
 def test_the_longest_match_wins_over_a_later_one() -> None:

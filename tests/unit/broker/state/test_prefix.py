@@ -47,6 +47,16 @@ def test_the_last_token_is_never_found() -> None:
     assert index.find(()) is None
 
 
+def test_equal_blocks_of_another_adapter_are_others() -> None:
+    index = PrefixIndex()
+    index.record(1, A, 96, "red")
+    assert index.find(A) is None
+    assert index.find(A, "blue") is None
+    assert index.find(A, "red") == (1, 96)
+    index.record(2, A, 64)
+    assert index.find(A) == (2, 64)
+
+
 def test_equal_blocks_at_other_positions_are_others() -> None:
     """What stands before a block is part of it: its keys and values depend on that."""
     index = PrefixIndex()
