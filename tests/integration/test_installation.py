@@ -135,7 +135,7 @@ def test_an_installed_package_uses_its_kernels(form: Callable[[Path], Path], che
     assert "was built from other sources" in told["reason"]
 
 
-@pytest.mark.parametrize("compiler", ["/nonexistent/cc", "false"])
+@pytest.mark.parametrize("compiler", [pytest.param("/nonexistent/cc", marks=pytest.mark.long), "false"])
 def test_without_a_compiler_it_is_installed_all_the_same(compiler: str, checkout: Path, tmp_path: Path) -> None:
     """Without the library, and it is told what was lacking."""
     wheel, _ = wheel_of(checkout, tmp_path / "wheels", CC=compiler)

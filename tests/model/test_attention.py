@@ -139,10 +139,10 @@ CASES = [(heads, "plain") for heads in HEADS] + [(heads, how) for heads in (HEAD
 
 
 def rows_cases() -> Iterator[object]:
-    """Each case with each kind of kernels. Plain C takes its time: with the many heads of real models it computes in
-    one case, the others are long. It has the bits of the vectors (``test_processors_agree``)."""
+    """Each case with each kind of kernels. Plain C and torch take their time: with the many heads of real models they
+    compute in one case, the others are long. Plain C has the bits of the vectors (``test_processors_agree``)."""
     for kind, (heads, how) in product(DTYPES, dict.fromkeys(CASES)):
-        is_long = kind.endswith(" portable") and heads in HEADS[:6] and (heads, how) != CASES[0]
+        is_long = kind.endswith((" portable", f" {WITHOUT}")) and heads in HEADS[:6] and (heads, how) != CASES[0]
         yield pytest.param(kind, heads, how, marks=pytest.mark.long if is_long else (), id=f"{kind}-{heads}-{how}")
 
 

@@ -45,8 +45,9 @@ SERVED += [
     for dtype in ("float32", "bfloat16")
 ]
 if native.library() is not None:  # else bfloat16 is without them anyway
-    SERVED += [(kind, WITHOUT_NATIVE) for kind in ("gemma2", "gpt_oss", "deepseek_v3")]
-    SERVED.append(pytest.param(("llama", WITHOUT_NATIVE), marks=pytest.mark.long))  # has nothing that those lack
+    SERVED += [(kind, WITHOUT_NATIVE) for kind in ("gemma2", "deepseek_v3")]
+    # Llama has nothing that gemma2 lacks, and gpt_oss's experts take torch minutes.
+    SERVED += [pytest.param((kind, WITHOUT_NATIVE), marks=pytest.mark.long) for kind in ("llama", "gpt_oss")]
     SERVED += [(kind, "bfloat16 int4") for kind in ("qwen3", "gemma2", "gpt_neox", "phi3", "qwen3_moe", "gpt_oss")]
     SERVED += [("llama", how) for how in QUANTIZED]
     SERVED.append(pytest.param(("deepseek_v3", "bfloat16 int4"), marks=pytest.mark.long))
@@ -189,6 +190,18 @@ CASES: dict[str, Case] = {
     **{f"replayed to {position}": partial(after_a_replay, position) for position in (50, 131)},
 }
 
+# Like others of their kind, at another place.
+LONG = {
+    "chunks of 64",
+    "chunks of 100",
+    "2 stages",
+    "4 stages",
+    "crowds",
+    "prefix of 128",
+    "cut to 33",
+    "replayed to 50",
+}
+
 
 # --- their parts ------------------------------------------------------------------------------------------------------
 
@@ -278,7 +291,7 @@ def same_bits(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     return actual.dtype == expected.dtype and torch.equal(actual, expected.expand(actual.shape))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.long] * (case in LONG)) for case in CASES])
 def test_bits(served: Served, case: str, expected: torch.Tensor) -> None:
     """The same bits in every case."""
     position, actual = CASES[case](served)

@@ -40,6 +40,7 @@ pytestmark = [
     pytest.mark.skipif(native.library() is None, reason=f"no native kernels: {native.unavailable_reason()}"),
     pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler"),
 ]
+long = pytest.mark.long
 needs_aarch64 = pytest.mark.skipif(
     shutil.which(CROSS) is None or shutil.which(EMULATOR) is None,
     reason=f"no {CROSS} or no {EMULATOR} (Debian: gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user)",
@@ -168,9 +169,10 @@ def test_a_compiler_that_knows_few_variants() -> None:
     assert '"avx512bf16"' not in done.stdout
 
 
-# Plain C, which is not compiled with other instructions there, also computes in test_whole_answers.
+# Plain C, which is not compiled with other instructions there, also computes in test_whole_answers. BFDOT is also asked
+# in test_aarch64_proves_itself.
 @needs_aarch64
-@pytest.mark.parametrize("variant", ["neon", "neonbf16", pytest.param("portable", marks=pytest.mark.long)])
+@pytest.mark.parametrize("variant", ["neon", *(pytest.param(name, marks=long) for name in ("neonbf16", "portable"))])
 def test_aarch64(aarch64: Command, expected: Lines, variant: str) -> None:
     """NEON and plain C, compiled for another processor: the same bits as here; with BFDOT, in all that isn't a product
     of bfloat16."""

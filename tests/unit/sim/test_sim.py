@@ -49,6 +49,7 @@ from swarm.stage.sequences import SequenceStore, StoredSequence
 from swarm.wire.messages import Step, Tokens, num_blocks
 
 schedules = pytest.mark.schedules
+long = pytest.mark.long  # more schedules of the same kind
 # Schedules of one group of ``test_many_accidents``. Any hundred of its seeds have every kind of fault; two hundred take
 # too long on busy cores.
 MANY = 100
@@ -71,7 +72,10 @@ def outcome(seed: int, *, faults: bool = True) -> Outcome:
     return run(seed, faults=faults)
 
 
-@pytest.mark.parametrize("first_seed", [0, *(pytest.param(first, marks=schedules) for first in (20, 40, 60))])
+@pytest.mark.parametrize(
+    "first_seed",
+    [0, pytest.param(40, marks=schedules), *(pytest.param(first, marks=[schedules, long]) for first in (20, 60))],
+)
 def test_accidents(first_seed: int) -> None:
     """Workers die, freeze, leave and join, clients vanish: every request still reaches its one right end, and nothing
     is left behind."""
@@ -82,7 +86,7 @@ def test_accidents(first_seed: int) -> None:
 @schedules
 @pytest.mark.parametrize(
     "first_seed",
-    [20_100, *(pytest.param(20_100 + number * MANY, marks=pytest.mark.long) for number in range(1, 10))],
+    [20_100, *(pytest.param(20_100 + number * MANY, marks=long) for number in range(1, 10))],
 )
 def test_many_accidents(first_seed: int) -> None:
     """A hundred schedules more, on all cores, and nine hundred in a long check: nothing of what must hold is ever
@@ -95,7 +99,7 @@ def test_many_accidents(first_seed: int) -> None:
 
 
 @schedules
-@pytest.mark.parametrize("first_seed", [5000, 5020])
+@pytest.mark.parametrize("first_seed", [5000, pytest.param(5020, marks=long)])
 def test_without_accidents(first_seed: int) -> None:
     """Joining in any order, plan changes, cancellations, delays and slow clients lose nobody a token, and no worker is
     ever taken for dead."""
@@ -107,15 +111,15 @@ def test_without_accidents(first_seed: int) -> None:
 @schedules
 def test_the_schedules_are_worth_playing() -> None:
     """What the seeds above play has plan changes, losses and tokens in it: an idle simulation holds anything."""
-    played = [outcome(seed) for seed in range(80)]
-    assert sum(o.num_tokens for o in played) > 5000
-    assert sum(o.num_plans for o in played) > 150
+    played = [outcome(seed) for seed in (*range(20), *range(40, 60))]
+    assert sum(o.num_tokens for o in played) > 2500
+    assert sum(o.num_plans for o in played) > 75
     assert sum(o.num_lost_workers for o in played) > 10
     assert sum(o.num_too_large for o in played) > 0
-    assert sum(o.num_preemptions for o in played) > 10
+    assert sum(o.num_preemptions for o in played) > 5
     assert sum(o.num_too_late for o in played) > 0
-    assert sum(o.num_copied for o in played) > 500
-    assert sum(o.num_adopted for o in played) > 500
+    assert sum(o.num_copied for o in played) > 250
+    assert sum(o.num_adopted for o in played) > 100
     assert {fault.kind for seed in range(400) for fault in make_full_schedule(seed).faults} == ALL_KINDS
 
 
@@ -139,28 +143,31 @@ BROKER_KINDS = ("broker_crash", "broker_crash_at", "broker_loop", "broker_power"
 
 
 @schedules
-def test_brokers_that_die(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("first_seed", [0, pytest.param(30, marks=long)])
+def test_brokers_that_die(monkeypatch: pytest.MonkeyPatch, first_seed: int) -> None:
     """Killed, alone or with everybody, with and without the last of the journal, again and again: all that was accepted
     ends well, and what stages held all the while counts."""
     monkeypatch.setattr("swarm.sim.schedules.draw.FAULT_KINDS", BROKER_KINDS)
-    played = [run(seed) for seed in range(60)]
+    played = [run(seed) for seed in range(first_seed, first_seed + 30)]
     assert [(o.seed, o.failure) for o in played if o.failure] == []
-    assert sum(o.num_brokers - 1 for o in played) > 30
-    assert sum(o.num_kept for o in played) > 300
+    assert sum(o.num_brokers - 1 for o in played) > 15
+    assert sum(o.num_kept for o in played) > 150
 
 
 @schedules
-def test_journals_that_are_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("first_seed", [0, pytest.param(20, marks=long)])
+def test_journals_that_are_exchanged(monkeypatch: pytest.MonkeyPatch, first_seed: int) -> None:
     """By a backup, or by another one for a while: what workers hold under the same numbers is never taken for what it
     is not, and whoever lives is a member again."""
     monkeypatch.setattr("swarm.sim.schedules.draw.FAULT_KINDS", JOURNAL_FAULTS)
-    played = [run(seed) for seed in range(40)]
+    played = [run(seed) for seed in range(first_seed, first_seed + 20)]
     assert [(o.seed, o.failure) for o in played if o.failure] == []
-    assert sum(o.num_brokers - 1 for o in played) > 40
+    assert sum(o.num_brokers - 1 for o in played) > 20
 
 
 @schedules
-def test_only_a_broker_died(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("first_seed", [0, pytest.param(30, marks=long)])
+def test_only_a_broker_died(monkeypatch: pytest.MonkeyPatch, first_seed: int) -> None:
     """If nothing else happens, next to nothing is computed again: no more than what its last steps had not yet brought
     to all stages."""
     monkeypatch.setattr("swarm.sim.schedules.draw.FAULT_KINDS", ("broker_crash",))
@@ -172,10 +179,10 @@ def test_only_a_broker_died(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.sim.schedules.draw.SMALL_LOG", 0.0)
     monkeypatch.setattr("swarm.sim.schedules.variations.STEP_FAULTS", ())
     monkeypatch.setattr("swarm.sim.schedules.variations.BROKER_SLEEPS", 0.0)
-    played = [run(seed) for seed in range(60)]
+    played = [run(seed) for seed in range(first_seed, first_seed + 30)]
     assert [(o.seed, o.failure) for o in played if o.failure] == []
     kept = sum(o.num_kept for o in played)
-    assert kept > 500
+    assert kept > 250
     assert sum(o.num_lost_workers for o in played) == 0
 
 
@@ -401,8 +408,9 @@ def test_sabotage_is_noticed(
     if sabotage in (shuffle_positions, send_rows_again):
         # with proposals, I17 notices these first
         monkeypatch.setattr("swarm.sim.schedules.variations.SPECULATES", 0.0)
-    # a long answer to a slow reader, a request that fits nowhere, a full cache, a rebuild without a fault
-    rare = {overrun_the_window: 135, never_give_up: 95, give_way_for_ever: 93, trust_without_inventory: 120}
+    # a long answer to a slow reader, a request that fits nowhere, a full cache, a rebuild without a fault, a small log
+    rare = {overrun_the_window: 135, never_give_up: 100, give_way_for_ever: 93, trust_without_inventory: 120}
+    rare |= {log_without_bound: 14, lose_a_token_when_giving_way: 14, give_way_without_release: 8}
     noticed = first_failure(faults=faults, first_seed=rare.get(sabotage, 0))
     assert noticed.failure is not None
     assert noticed.failure.startswith(invariant) or noticed.failure.startswith(f"Violation: {invariant}")
