@@ -33,7 +33,7 @@ SERVED = [
     *("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2", "gpt_neox"),
     *("mixtral", "qwen3_moe", "gpt_oss", "granite", "cohere2", "starcoder2", "smollm3"),
 ]
-REFUSED = ["mamba", "qwen3_next", "big_bird"]
+REFUSED = ["recurrent_gemma", "zamba2", "big_bird"]
 
 
 @pytest.mark.parametrize("kind", [*SERVED, *ADAPTED])

@@ -18,6 +18,7 @@ from torch.nn import functional
 from transformers.models.axk1.modeling_axk1 import AXK1Attention
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Attention
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
+from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearAttention
 from transformers.models.longcat_flash.modeling_longcat_flash import LongcatFlashMLA
 from transformers.models.minicpm3.modeling_minicpm3 import MiniCPM3Attention
 from transformers.models.mistral4.modeling_mistral4 import Mistral4Attention
@@ -36,6 +37,7 @@ _KINDS: tuple[type[nn.Module], ...] = (
     DeepseekV2Attention,
     DeepseekV3Attention,
     AXK1Attention,
+    KimiLinearAttention,
     MiniCPM3Attention,
     Mistral4Attention,
     LongcatFlashMLA,
