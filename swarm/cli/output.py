@@ -201,10 +201,11 @@ class ConsoleProgress:
             self._write(text + "\n")
 
     def report(self, lines: Sequence[str], data: Mapping[str, object]) -> None:
-        """Report an event: people get ``lines``, programs get ``data``."""
-        self._observe(lines, data)
+        """Report an event: people get ``lines``, programs get ``data``. The observer is called when the lines are
+        written: ``swarm up --detach`` returns then."""
         for line in lines:
             self._print_line(line)
+        self._observe(lines, data)
 
     def clear_status(self) -> None:
         """Remove the state line."""
@@ -246,8 +247,8 @@ class JsonProgress(ConsoleProgress):
             self.report((), {**_PROGRESS, "text": text})
 
     def report(self, lines: Sequence[str], data: Mapping[str, object]) -> None:
-        self._observe(lines, data)
         self._write(json.dumps(data, ensure_ascii=False) + "\n")
+        self._observe(lines, data)
 
     def clear_status(self) -> None:
         self._status = ""

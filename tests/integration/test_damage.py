@@ -116,7 +116,7 @@ DAMAGES: dict[str, tuple[Callable[[Frames], Frames], str]] = {
     "other rows": (described(told_wrongly(shape=(HIDDEN, 3))), "step.tensor.shape: "),
     "another hidden size": (
         lambda f: [bytes(x) for x in DATA.encode(*step(np.ones((3, HIDDEN + 1), np.float32)))],
-        f"this model's hidden states have {HIDDEN} numbers",
+        f"this model's stages pass on {HIDDEN} numbers",
     ),
     "no message": (lambda f: [b"garbage"], "the header's checksum does not fit"),
 }

@@ -315,9 +315,9 @@ def test_a_way_that_is_shut_is_gone_around(hosts: dict[str, Host]) -> None:
     d.start("worker", "--join", invitation(a, "worker"), "--name", "shyer", log=d.home / "shyer.log")
     found_out = "except through the relay: nothing answers at"
     until(lambda: found_out in str(a.report("nodes")), "it is found out")
-    assert found_out in a.ctl("nodes").stdout
+    assert found_out in " ".join(a.ctl("nodes").stdout.split())
     by_relay = "shyer is reached only through the broker's relay"
     until(lambda: by_relay in str(a.report("plan")), "it has its part all the same")
-    assert by_relay in a.ctl("plan").stdout
+    assert by_relay in " ".join(a.ctl("plan").stdout.split())
     assert text_of(a) == expected
     d.rules()
