@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from swarm.stage.engine.tiny import tiny_config
 from swarm.stage.model import text_models
+from swarm.stage.model.checkpoint import Checkpoint
 from swarm.stage.model.kinds import REFUSED
+from swarm.wire.messages import LayerRange
 from tests.model.as_transformers import check_as_transformers
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +49,23 @@ def folder(save: Any) -> Any:
     return folder_of
 
 
+def check_described(folder: Path) -> None:
+    """Check what the files that transformers saved say about the model, before any weights are read."""
+    config, checkpoint = AutoConfig.from_pretrained(folder).get_text_config(), Checkpoint(folder)
+    manifest = checkpoint.manifest("float32")
+    assert manifest.num_layers == len(manifest.layer_bytes) == config.num_hidden_layers
+    assert (manifest.hidden_size, manifest.vocab_size) == (config.hidden_size, config.vocab_size)
+    assert manifest.context == getattr(config, "max_position_embeddings", None) or manifest.context >= 2048
+    stored = sum(tensor.numel() for tensor in load_file(folder / "model.safetensors").values())
+    table = config.vocab_size * config.hidden_size  # a tied one counts as embedding and as head
+    assert manifest.weight_bytes(LayerRange(0, manifest.num_layers)) in (4 * stored, 4 * (stored + table))
+
+
+@pytest.mark.parametrize("kind", [*SAMPLE, "kimi_linear", "nemotron_h"])
+def test_a_kind_is_described_by_the_files_that_transformers_saves(kind: str, folder: Any) -> None:
+    check_described(folder(kind))
+
+
 @pytest.mark.parametrize("kind", SAMPLE)
 def test_a_kind_is_served_as_transformers_does(kind: str, folder: Any) -> None:
     """From files, with the sizes' ratios of real models."""
@@ -56,6 +76,7 @@ def test_a_kind_is_served_as_transformers_does(kind: str, folder: Any) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", SERVED)
 def test_all_kinds_are_served_as_transformers_does(kind: str, folder: Any) -> None:
+    check_described(folder(kind))
     check_as_transformers(folder(kind), num_new=64, most_stages=5)
 
 

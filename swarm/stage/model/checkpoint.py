@@ -154,6 +154,9 @@ class Checkpoint:
 
     @property
     def num_layers(self) -> int:
+        kinds = self.text_config.get("layers_block_type")
+        if isinstance(kinds, list) and 0 < len(kinds) <= MAX_LAYERS:
+            return len(kinds)  # Nemotron-H: transformers stores no number
         return self._positive_setting("num_hidden_layers", "n_layer", "n_layers", "num_layers", most=MAX_LAYERS)
 
     @property
@@ -166,7 +169,7 @@ class Checkpoint:
 
     @property
     def context(self) -> int:
-        names = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
+        names = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "model_max_length")
         usual = _USUAL_CONTEXT.get(str(self.text_config.get("model_type")))
         if usual is not None and not any(name in self.text_config for name in names):
             return usual
