@@ -29,7 +29,7 @@ from swarm.stage.model.folder_files import RemoteWeights, read_json, read_tensor
 from swarm.stage.model.gguf_names import GgufTensor, sort_tensors, translate_names
 from swarm.stage.model.identity import compute_digest, compute_xxh3, describe_version, is_sampled
 from swarm.stage.model.location import ModelLocation
-from swarm.stage.model.sizes import MemorySizes, shared_sources
+from swarm.stage.model.sizes import MemorySizes, find_key_heads, shared_sources
 from swarm.stage.model.text_tower import TEXT_ONLY, choose_names, is_multimodal
 from swarm.stage.quantization.at_load import AS_STORED, HEAD, INT8, LAYER, Quantization
 from swarm.stage.quantization.contents import check_contents
@@ -182,11 +182,12 @@ class Checkpoint:
 
     @property
     def num_kv_heads(self) -> int:
-        if self.text_config.get("multi_query") and not self.text_config.get("new_decoder_architecture"):
-            return 1  # Falcon, BigCode
         if not self._has_attention:
             return 1
-        return self._positive_setting("num_key_value_heads", "num_kv_heads", *_HEAD_COUNTS, most=_MAX_HEADS)
+        stated = find_key_heads(self.text_config.get)
+        if type(stated) is int and 0 < stated <= _MAX_HEADS:
+            return stated
+        return self._positive_setting(*_HEAD_COUNTS, most=_MAX_HEADS)
 
     @property
     def head_size(self) -> int:

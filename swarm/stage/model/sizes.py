@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from swarm.errors import ModelError
 from swarm.hub.headers import StoredTensor
@@ -121,6 +122,15 @@ class MemorySizes:
             if group is not None:
                 kinds[group] |= {weight.format, *([weight.name] if weight.is_reordered else ())}
         return frozenset(group for group, formats in kinds.items() if len(formats) > 1)
+
+
+def find_key_heads(setting: Callable[[str], Any]) -> Any:
+    """Return the number of key heads that a configuration states; None if there are as many as heads."""
+    if setting("multi_query") and not setting("new_decoder_architecture"):
+        return 1  # Falcon, BigCode
+    nested = setting("attn_config")  # DBRX
+    in_attention = nested.get("kv_n_heads") if isinstance(nested, dict) else None
+    return setting("num_key_value_heads") or setting("num_kv_heads") or in_attention
 
 
 def shared_sources(layer_types: Sequence[str], num_sharing: int) -> list[int]:
