@@ -111,7 +111,7 @@ def test_kinds_of_layers_and_their_lists_stay_together() -> None:
     assert len(gemma.activation_sparsity_pattern) == gemma.num_hidden_layers
 
 
-@pytest.mark.parametrize("kind", ["bert", "recurrent_gemma", "longcat_flash", "diffllama"])
+@pytest.mark.parametrize("kind", ["bert", "recurrent_gemma", "longcat_flash", "diffllama", "moshi"])
 def test_what_is_noted_as_refused_is_refused_by_the_load_check(kind: str) -> None:
     """A kind that becomes served must leave the notes, by which it is refused before it is tried."""
     assert kind in {kind for kinds in REFUSED.values() for kind in kinds}
