@@ -15,12 +15,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
+from swarm.stage.engine.kv_transfers import shape_in_config
 from swarm.stage.engine.tiny import tiny_config
+from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.model import text_models
 from swarm.stage.model.checkpoint import Checkpoint
 from swarm.stage.model.kinds import REFUSED
 from swarm.wire.messages import LayerRange
 from tests.model.as_transformers import check_as_transformers
+from tests.model.cutting import MANY, nothing
 
 ROOT = Path(__file__).parents[2]
 _SPEC = importlib.util.spec_from_file_location("families", ROOT / "tools" / "families.py")
@@ -64,6 +67,23 @@ def check_described(folder: Path) -> None:
     assert manifest.weight_bytes(LayerRange(0, manifest.num_layers)) in (4 * stored, 4 * (stored + table))
 
 
+def check_cache(folder: Path) -> None:
+    """Check what files and configuration say about keys and values, which plans and moves need, by loaded layers."""
+    executor = TorchExecutor(str(folder), dtype="float32", memory_limit=MANY)
+    manifest, config = executor.manifest, executor._skeleton.config
+    executor.prepare(LayerRange(0, manifest.num_layers), (), 8, nothing)
+    shapes = executor._transfers._shapes
+    assert shapes == {layer: shape_in_config(config, layer) for layer in shapes}
+    if not manifest.state_stride:
+        sizes = {layer: manifest.kv_bytes_per_token[layer] for layer in shapes}
+        assert sizes == {layer: 4 * shape.numbers for layer, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("kind", ["jetmoe", "mimo_v2_flash", "gemma4_text", "falcon", "nemotron_h"])
+def test_keys_and_values_are_as_large_as_the_files_say(kind: str, folder: Any) -> None:
+    check_cache(folder(kind))
+
+
 @pytest.mark.parametrize("kind", [*SAMPLE, "kimi_linear", "nemotron_h"])
 def test_a_kind_is_described_by_the_files_that_transformers_saves(kind: str, folder: Any) -> None:
     check_described(folder(kind))
@@ -90,6 +110,7 @@ def test_a_kind_is_served_as_transformers_does(kind: str, folder: Any) -> None:
 @pytest.mark.parametrize("kind", SERVED)
 def test_all_kinds_are_served_as_transformers_does(kind: str, folder: Any) -> None:
     check_described(folder(kind))
+    check_cache(folder(kind))
     check_as_transformers(folder(kind), num_new=64, most_stages=5)
 
 

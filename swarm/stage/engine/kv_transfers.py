@@ -88,5 +88,5 @@ def shape_in_config(config: Any, layer: int = 0) -> KvShape:
         return KvShape(1, int(text.kv_lora_rank + text.qk_rope_head_dim), 0)
     heads = int(getattr(text, "num_attention_heads", 1))
     size = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
-    key_heads = find_key_heads(lambda name: getattr(text, name, None)) or heads
-    return KvShape(int(key_heads), size, size)
+    key_heads = find_key_heads(lambda name: getattr(text, name, None), layer) or heads
+    return KvShape(int(key_heads), size, text.v_head_dim if text.model_type == "mimo_v2_flash" else size)

@@ -42,6 +42,7 @@ from swarm.wire.messages.common import MAX_LAYERS
 _MAX_SIZE = (1 << 31) - 1  # upper bound of every size in a configuration
 _MAX_HEADS = 1 << 20  # upper bound of the number of heads, and of a head's size
 _HEAD_COUNTS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
+_HEAD_SIZES = ("head_dim", "kv_channels")
 _WITHOUT_ATTENTION = ("mamba", "mamba2", "falcon_mamba")  # kinds with states between positions alone
 # Of kinds whose configurations may state none. Those without attention have no limit of their own.
 _USUAL_CONTEXT = {"bloom": 2048, "falcon": 2048} | dict.fromkeys(_WITHOUT_ATTENTION, 131072)
@@ -74,6 +75,8 @@ _TEXT_SETTINGS = {
 # Kinds of text towers whose stages pass on more than hidden states (``layer_inputs``), and the settings that decide it.
 _WIDE_KINDS = {"gemma3n_text", "gemma4_text", "gemma4_unified_text"}
 _WIDE_SETTINGS = {"layer_types", "num_kv_shared_layers", "hidden_size_per_layer_input"}
+# These, and others whose sizes depend on settings that files leave out.
+_KINDS_WITH_DEFAULTS = _WIDE_KINDS | {"jetmoe", "mimo_v2_flash"}
 
 _PREDICTION = re.compile(r"(?:model\.)?mtp\.")
 _HUB_CACHE_FOLDER = re.compile(r"models--.+?--(?P<name>.+)")
@@ -101,8 +104,8 @@ class Checkpoint:
         settings, self._settings_file = read_quantization(folder, self.config, read_json)
         self.quantization = quantization
         self.is_multimodal = is_multimodal(self.config)
-        is_wide = self.config.get("model_type") in _WIDE_KINDS
-        self.text_config = _read_text_config(folder, self.config) if self.is_multimodal or is_wide else self.config
+        has_defaults = self.config.get("model_type") in _KINDS_WITH_DEFAULTS
+        self.text_config = _read_text_config(folder, self.config) if self.is_multimodal or has_defaults else self.config
         self.gguf: dict[str, GgufTensor] | None = None
         # quantized matrices, by the names of a plain checkpoint; they are not in ``tensors``
         self.quantized: dict[str, StoredWeight]
@@ -191,8 +194,8 @@ class Checkpoint:
 
     @property
     def head_size(self) -> int:
-        if isinstance(self.text_config.get("head_dim"), int):
-            return self._positive_setting("head_dim", most=_MAX_HEADS)
+        if any(isinstance(self.text_config.get(name), int) for name in _HEAD_SIZES):
+            return self._positive_setting(*_HEAD_SIZES, most=_MAX_HEADS)
         if not self._has_attention:
             return 1
         return self.hidden_size // self._positive_setting(*_HEAD_COUNTS)
@@ -292,8 +295,11 @@ class Checkpoint:
         return streams + inputs + sum(kv_sizes[layer] for layer in shared)
 
     def _layer_kv_bytes(self, usual: int, number_bytes: int) -> tuple[int, ...]:
-        """Return each layer's bytes per position. Gemma 4 gives its full layers heads of their own."""
+        """Return each layer's bytes per position. Gemma 4 and MiMo give some layers heads of their own."""
         kv_bytes, text = [usual] * self.num_layers, self.text_config
+        if text.get("model_type") == "mimo_v2_flash":
+            size = (self.head_size + self._positive_setting("v_head_dim")) * number_bytes
+            return tuple(find_key_heads(text.get, layer) * size for layer in range(self.num_layers))
         own = text.get("per_layer_config") or {}
         if not own and text.get("global_head_dim"):
             heads = {"head_dim": text["global_head_dim"]}

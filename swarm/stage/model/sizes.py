@@ -124,13 +124,18 @@ class MemorySizes:
         return frozenset(group for group, formats in kinds.items() if len(formats) > 1)
 
 
-def find_key_heads(setting: Callable[[str], Any]) -> Any:
-    """Return the number of key heads that a configuration states; None if there are as many as heads."""
+def find_key_heads(setting: Callable[[str], Any], layer: int = 0) -> Any:
+    """Return the number of a layer's key heads by a configuration; None if there are as many as heads."""
+    if setting("model_type") == "jetmoe":
+        return setting("num_attention_heads")  # keys are repeated for each expert
     if setting("multi_query") and not setting("new_decoder_architecture"):
         return 1  # Falcon, BigCode
     nested = setting("attn_config")  # DBRX
     in_attention = nested.get("kv_n_heads") if isinstance(nested, dict) else None
-    return setting("num_key_value_heads") or setting("num_kv_heads") or in_attention
+    heads: Any = setting("num_key_value_heads") or setting("num_kv_heads") or in_attention
+    if setting("model_type") == "mimo_v2_flash" and setting("layer_types")[layer] == "sliding_attention":
+        return 2 * heads
+    return heads
 
 
 def shared_sources(layer_types: Sequence[str], num_sharing: int) -> list[int]:
