@@ -201,11 +201,20 @@ def test_an_adapter_that_does_not_fit_is_refused_before_anything_is_loaded(
         ready(llama, {"a": str(make_adapter(tmp_path / "depth", deeper, seed=1))})
 
 
-def test_an_adapter_of_a_module_that_can_t_be_adapted_is_refused(save: Save, tmp_path: Path) -> None:
-    model = save(named_config("gpt_neox"))
-    adapter = make_adapter(tmp_path / "a", model, seed=1, targets=("query_key_value",))
-    with pytest.raises(ModelError, match=r"query_key_value, which can't be adapted in this kind of model"):
-        ready(model, {"a": str(adapter)}, LayerRange(0, 6))
+@pytest.mark.parametrize(("kind", "target"), [("gpt_neox", "query_key_value"), ("deepseek_v3", "kv_b_proj")])
+def test_an_adapter_of_a_module_that_can_t_be_adapted_is_refused(
+    save: Save, tmp_path: Path, kind: str, target: str
+) -> None:
+    """At the start and at run time: a product whose outputs are mixed, and one that is divided among the heads of
+    latents. The layers stay as they are."""
+    model = save(named_config(kind))
+    folder = str(make_adapter(tmp_path / "a", model, seed=1, targets=(target,)))
+    message = rf"changes \w+\.layers\.0\.\w+\.{target}, which can't be adapted in this kind of model"
+    with pytest.raises(ModelError, match=message):
+        ready(model, {"a": folder}, LayerRange(0, 6))
+    executor = ready(model, {}, LayerRange(0, 6))
+    with pytest.raises(ModelError, match=message):
+        executor.load_adapters((AdapterEntry("red", folder),))
 
 
 def test_an_adapter_that_is_not_loaded_is_never_left_out(llama: Path, adapters: dict[str, str]) -> None:

@@ -4,18 +4,26 @@ it accepts."""
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoConfig
 
+from swarm.stage.engine.kv_transfers import shape_in_config
 from swarm.stage.engine.tiny import tiny_config
+from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.model import text_models
+from swarm.stage.model.checkpoint import Checkpoint
 from swarm.stage.model.kinds import REFUSED
+from swarm.wire.messages import LayerRange
 from tests.model.as_transformers import check_as_transformers
+from tests.model.cutting import MANY, nothing
 
 ROOT = Path(__file__).parents[2]
 _SPEC = importlib.util.spec_from_file_location("families", ROOT / "tools" / "families.py")
@@ -46,6 +54,51 @@ def folder(save: Any) -> Any:
     return folder_of
 
 
+def check_described(folder: Path) -> None:
+    """Check what the files that transformers saved say about the model, before any weights are read."""
+    config, checkpoint = AutoConfig.from_pretrained(folder).get_text_config(), Checkpoint(folder)
+    manifest = checkpoint.manifest("float32")
+    assert manifest.num_layers == len(manifest.layer_bytes) == config.num_hidden_layers
+    assert (manifest.hidden_size, manifest.vocab_size) == (config.hidden_size, config.vocab_size)
+    assert manifest.context == getattr(config, "max_position_embeddings", None) or manifest.context >= 2048
+    numbers = {name: tensor.numel() for name, tensor in load_file(folder / "model.safetensors").items()}
+    stored = sum(number for name, number in numbers.items() if "embed_tokens_extend" not in name)  # towers of Phi 4
+    table = config.vocab_size * config.hidden_size  # a tied one counts as embedding and as head
+    assert manifest.weight_bytes(LayerRange(0, manifest.num_layers)) in (4 * stored, 4 * (stored + table))
+
+
+def check_cache(folder: Path) -> None:
+    """Check what files and configuration say about keys and values, which plans and moves need, by loaded layers."""
+    executor = TorchExecutor(str(folder), dtype="float32", memory_limit=MANY)
+    manifest, config = executor.manifest, executor._skeleton.config
+    executor.prepare(LayerRange(0, manifest.num_layers), (), 8, nothing)
+    shapes = executor._transfers._shapes
+    assert shapes == {layer: shape_in_config(config, layer) for layer in shapes}
+    if not manifest.state_stride:
+        sizes = {layer: manifest.kv_bytes_per_token[layer] for layer in shapes}
+        assert sizes == {layer: 4 * shape.numbers for layer, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("kind", ["jetmoe", "mimo_v2_flash", "gemma4_text", "falcon", "nemotron_h"])
+def test_keys_and_values_are_as_large_as_the_files_say(kind: str, folder: Any) -> None:
+    check_cache(folder(kind))
+
+
+@pytest.mark.parametrize("kind", [*SAMPLE, "kimi_linear", "nemotron_h"])
+def test_a_kind_is_described_by_the_files_that_transformers_saves(kind: str, folder: Any) -> None:
+    check_described(folder(kind))
+
+
+def test_key_heads_of_dbrx_are_counted_as_it_was_released(folder: Any, tmp_path: Path) -> None:
+    """Its configuration has their number in the section of attention alone; transformers saves it twice."""
+    shutil.copytree(folder("dbrx"), tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    num = config.pop("num_key_value_heads")
+    path.write_text(json.dumps(config))
+    assert Checkpoint(tmp_path).num_kv_heads == num == config["attn_config"]["kv_n_heads"] < config["n_heads"]
+
+
 @pytest.mark.parametrize("kind", SAMPLE)
 def test_a_kind_is_served_as_transformers_does(kind: str, folder: Any) -> None:
     """From files, with the sizes' ratios of real models."""
@@ -56,6 +109,8 @@ def test_a_kind_is_served_as_transformers_does(kind: str, folder: Any) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", SERVED)
 def test_all_kinds_are_served_as_transformers_does(kind: str, folder: Any) -> None:
+    check_described(folder(kind))
+    check_cache(folder(kind))
     check_as_transformers(folder(kind), num_new=64, most_stages=5)
 
 
@@ -77,7 +132,7 @@ def test_kinds_of_layers_and_their_lists_stay_together() -> None:
     assert len(gemma.activation_sparsity_pattern) == gemma.num_hidden_layers
 
 
-@pytest.mark.parametrize("kind", ["bert", "recurrent_gemma", "longcat_flash", "diffllama"])
+@pytest.mark.parametrize("kind", ["bert", "recurrent_gemma", "longcat_flash", "diffllama", "moshi"])
 def test_what_is_noted_as_refused_is_refused_by_the_load_check(kind: str) -> None:
     """A kind that becomes served must leave the notes, by which it is refused before it is tried."""
     assert kind in {kind for kinds in REFUSED.values() for kind in kinds}

@@ -22,6 +22,7 @@ from swarm.stage.executor import KvData
 from swarm.stage.quantization.at_load import Quantization
 from swarm.wire.messages import LayerRange, Row
 from tests.model.cutting import Pipeline, never, nothing, random_tokens, ready
+from tests.model.models import named_config
 
 CPU = torch.device("cpu")
 TOKENS = random_tokens(300, seed=21)
@@ -243,6 +244,29 @@ def test_a_spare_worker_takes_over(llama: Path) -> None:
     spare.activate(WHOLE)
     assert spare.kv_used() == 256
     rest = Pipeline.batch((1, 256, TOKENS[256:]))
+    assert torch.equal(spare.logits(rest), old.stages[0].logits(rest))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("falcon", {"multi_query": True, "new_decoder_architecture": False}),
+        ("falcon", {"num_kv_heads": 2, "new_decoder_architecture": True}),
+        ("falcon", {"multi_query": False, "new_decoder_architecture": False, "num_kv_heads": None}),
+        ("gpt_bigcode", {"multi_query": True}),
+    ],
+)
+def test_key_heads_are_known_before_layers_are_loaded(save: Any, kind: str, changes: dict[str, Any]) -> None:
+    """From the configuration, whatever it calls them."""
+    folder, whole = save(named_config(kind, num_key_value_heads=None, **changes)), LayerRange(0, 6)
+    old = Pipeline([ready(folder, whole, "float32")])
+    old.open(1)
+    old.logits((1, 0, [token % 251 for token in TOKENS[:64]]))
+    spare = TorchExecutor(str(folder), dtype="float32", memory_limit=1 << 30)
+    spare.write_kv(1, LIMIT, old.stages[0].read_kv(1, whole, 0, 64))
+    spare.prepare(whole, (), 8, nothing)
+    spare.activate(whole)
+    rest = Pipeline.batch((1, 64, [5, 6, 7]))
     assert torch.equal(spare.logits(rest), old.stages[0].logits(rest))
 
 

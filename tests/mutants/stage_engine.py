@@ -150,9 +150,9 @@ MUTANTS = (
     Mutant(
         name="states-are-free",
         breaks="Keys and values get the memory that states need.",
-        target="swarm.stage.engine.memory_plan:MemoryPlan.kv_positions",
-        old="states = self.num_sequences(layers, standby) * self.manifest.working_state_bytes(layers)",
-        new="states = 0",
+        target="swarm.stage.engine.memory_plan:MemoryPlan.reserved_bytes",
+        old="return self.num_sequences(layers, standby) * self.manifest.working_state_bytes(layers)",
+        new="return 0",
         caught_by="tests/unit/stage/test_states.py::test_memory_is_reserved_for_the_states_of_all_sequences",
     ),
 )

@@ -429,11 +429,14 @@ class State:
         self.to_release.extend(self.prefix.evict(blocks, slots, self.shared))
 
     def release_ended(self, sequence: Sequence) -> None:
-        """Take an ended sequence out of the stages: with the next step its blocks are freed, or its prefix is kept for
-        others."""
+        """Take an ended sequence out of the stages: with the next step its blocks are freed, or what others can start
+        from is kept."""
         self.running.remove(sequence)
         sequence.cancel_rebuilds()
         self.release_fork(sequence)
+        if self.manifest is not None:
+            held = self.prefix.index.num_blocks(sequence.id) * BLOCK
+            self.prefix.index.shorten(sequence.id, self.manifest.floor_to_state(held))
         retired = self.prefix.retire(sequence.id, self.plans.kv_blocks)
         if retired is None:
             self.shared.release(sequence.id)

@@ -14,6 +14,7 @@ from swarm.stage.attention.sharing import chunk_positions, max_ranges
 from swarm.stage.attention.transfer import from_patterns, to_patterns
 from swarm.stage.executor import KvData, KvDtype
 from swarm.stage.model.build import ModelSkeleton
+from swarm.stage.model.sizes import find_key_heads
 from swarm.wire.messages import LayerRange, Manifest
 
 
@@ -87,4 +88,5 @@ def shape_in_config(config: Any, layer: int = 0) -> KvShape:
         return KvShape(1, int(text.kv_lora_rank + text.qk_rope_head_dim), 0)
     heads = int(getattr(text, "num_attention_heads", 1))
     size = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
-    return KvShape(int(getattr(text, "num_key_value_heads", None) or heads), size, size)
+    key_heads = find_key_heads(lambda name: getattr(text, name, None), layer) or heads
+    return KvShape(int(key_heads), size, text.v_head_dim if text.model_type == "mimo_v2_flash" else size)

@@ -28,7 +28,8 @@ class ActiveStage:
 
     stage: Stage
     standby: frozenset[int]  # layers for which memory is reserved
-    kv_positions: int  # that fit; adapters that are loaded later take nothing of them
+    kv_positions: int  # that fit; adapters that are loaded later take nothing of them, nor of the states' memory
+    reserved_bytes: int  # for states
     parts: dict[LayerRange, Stage] = field(default_factory=dict)  # stages of some of its layers, for replays
 
 
@@ -66,7 +67,10 @@ class LoadedLayers:
 
     def set_prepared(self, stage: Stage, standby: frozenset[int]) -> int:
         """Make this the next stage, and return the positions that fit into it."""
-        self._prepared = ActiveStage(stage, standby, self._memory.kv_positions(stage.layers, standby))
+        part = stage.layers, standby
+        self._prepared = ActiveStage(
+            stage, standby, self._memory.kv_positions(*part), self._memory.reserved_bytes(*part)
+        )
         return self._prepared.kv_positions
 
     def activate(self, layers: LayerRange, kept: frozenset[int]) -> None:
@@ -108,7 +112,12 @@ class LoadedLayers:
             try:
                 for each in (self.active, self._prepared):
                     if each is not None:
-                        self._memory.check_kept(each.stage.layers, each.standby, each.kv_positions)
+                        self._memory.check_kept(
+                            each.stage.layers,
+                            each.standby,
+                            kv_positions=each.kv_positions,
+                            reserved_bytes=each.reserved_bytes,
+                        )
                 for name, module in self._all_modules():
                     for adapter in adapters:
                         add_adapter(module, name, adapter)

@@ -39,8 +39,11 @@ class MemoryPlan:
     def kv_positions(self, layers: LayerRange, standby: frozenset[int]) -> int:
         """Return the positions that fit into a stage, beside the states of its sequences."""
         per_token = sum(self.manifest.kv_bytes_per_token[layers.first : layers.stop])
-        states = self.num_sequences(layers, standby) * self.manifest.working_state_bytes(layers)
-        positions = max(0, self.kv_budget(layers, standby) - states) // per_token if per_token else _MAX_POSITIONS
+        positions = (
+            max(0, self.kv_budget(layers, standby) - self.reserved_bytes(layers, standby)) // per_token
+            if per_token
+            else _MAX_POSITIONS
+        )
         return positions // GRID * GRID
 
     def num_sequences(self, layers: LayerRange, standby: frozenset[int]) -> int:
@@ -48,11 +51,18 @@ class MemoryPlan:
         state_bytes = self.manifest.working_state_bytes(layers)
         return count_reserved(state_bytes, self.kv_budget(layers, standby), self.max_sequences)
 
-    def check_kept(self, layers: LayerRange, standby: frozenset[int], kv_positions: int) -> None:
-        """Raise ``ModelError`` unless a plan that holds this number of positions still fits beside its weights."""
+    def reserved_bytes(self, layers: LayerRange, standby: frozenset[int]) -> int:
+        """Return the bytes that a stage reserves for the states of its sequences."""
+        return self.num_sequences(layers, standby) * self.manifest.working_state_bytes(layers)
+
+    def check_kept(
+        self, layers: LayerRange, standby: frozenset[int], *, kv_positions: int, reserved_bytes: int
+    ) -> None:
+        """Raise ``ModelError`` unless a plan that holds this number of positions still fits beside its weights and
+        the states of its sequences."""
         per_token = sum(self.manifest.kv_bytes_per_token[layers.first : layers.stop])
         weights = self.manifest.weight_bytes(layers) + self.standby_bytes(standby - layers_of((layers,)))
-        if (lacks := weights + kv_positions * per_token - self.memory_bytes) > 0:
+        if (lacks := weights + reserved_bytes + kv_positions * per_token - self.memory_bytes) > 0:
             raise ModelError(
                 f"this worker lacks {lacks / (1 << 20):.1f} MiB beside its layers, keys and values; drop another "
                 "adapter, or raise its memory limit"

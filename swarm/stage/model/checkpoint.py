@@ -29,7 +29,7 @@ from swarm.stage.model.folder_files import RemoteWeights, read_json, read_tensor
 from swarm.stage.model.gguf_names import GgufTensor, sort_tensors, translate_names
 from swarm.stage.model.identity import compute_digest, compute_xxh3, describe_version, is_sampled
 from swarm.stage.model.location import ModelLocation
-from swarm.stage.model.sizes import MemorySizes, shared_sources
+from swarm.stage.model.sizes import MemorySizes, find_key_heads, shared_sources
 from swarm.stage.model.text_tower import TEXT_ONLY, choose_names, is_multimodal
 from swarm.stage.quantization.at_load import AS_STORED, HEAD, INT8, LAYER, Quantization
 from swarm.stage.quantization.contents import check_contents
@@ -42,6 +42,7 @@ from swarm.wire.messages.common import MAX_LAYERS
 _MAX_SIZE = (1 << 31) - 1  # upper bound of every size in a configuration
 _MAX_HEADS = 1 << 20  # upper bound of the number of heads, and of a head's size
 _HEAD_COUNTS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
+_HEAD_SIZES = ("head_dim", "kv_channels")
 _WITHOUT_ATTENTION = ("mamba", "mamba2", "falcon_mamba")  # kinds with states between positions alone
 # Of kinds whose configurations may state none. Those without attention have no limit of their own.
 _USUAL_CONTEXT = {"bloom": 2048, "falcon": 2048} | dict.fromkeys(_WITHOUT_ATTENTION, 131072)
@@ -74,6 +75,8 @@ _TEXT_SETTINGS = {
 # Kinds of text towers whose stages pass on more than hidden states (``layer_inputs``), and the settings that decide it.
 _WIDE_KINDS = {"gemma3n_text", "gemma4_text", "gemma4_unified_text"}
 _WIDE_SETTINGS = {"layer_types", "num_kv_shared_layers", "hidden_size_per_layer_input"}
+# These, and others whose sizes depend on settings that files leave out.
+_KINDS_WITH_DEFAULTS = _WIDE_KINDS | {"jetmoe", "mimo_v2_flash"}
 
 _PREDICTION = re.compile(r"(?:model\.)?mtp\.")
 _HUB_CACHE_FOLDER = re.compile(r"models--.+?--(?P<name>.+)")
@@ -101,8 +104,8 @@ class Checkpoint:
         settings, self._settings_file = read_quantization(folder, self.config, read_json)
         self.quantization = quantization
         self.is_multimodal = is_multimodal(self.config)
-        is_wide = self.config.get("model_type") in _WIDE_KINDS
-        self.text_config = _read_text_config(folder, self.config) if self.is_multimodal or is_wide else self.config
+        has_defaults = self.config.get("model_type") in _KINDS_WITH_DEFAULTS
+        self.text_config = _read_text_config(folder, self.config) if self.is_multimodal or has_defaults else self.config
         self.gguf: dict[str, GgufTensor] | None = None
         # quantized matrices, by the names of a plain checkpoint; they are not in ``tensors``
         self.quantized: dict[str, StoredWeight]
@@ -154,6 +157,9 @@ class Checkpoint:
 
     @property
     def num_layers(self) -> int:
+        kinds = self.text_config.get("layers_block_type")
+        if isinstance(kinds, list) and 0 < len(kinds) <= MAX_LAYERS:
+            return len(kinds)  # Nemotron-H: transformers stores no number
         return self._positive_setting("num_hidden_layers", "n_layer", "n_layers", "num_layers", most=MAX_LAYERS)
 
     @property
@@ -166,7 +172,7 @@ class Checkpoint:
 
     @property
     def context(self) -> int:
-        names = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
+        names = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "model_max_length")
         usual = _USUAL_CONTEXT.get(str(self.text_config.get("model_type")))
         if usual is not None and not any(name in self.text_config for name in names):
             return usual
@@ -179,16 +185,17 @@ class Checkpoint:
 
     @property
     def num_kv_heads(self) -> int:
-        if self.text_config.get("multi_query") and not self.text_config.get("new_decoder_architecture"):
-            return 1  # Falcon, BigCode
         if not self._has_attention:
             return 1
-        return self._positive_setting("num_key_value_heads", "num_kv_heads", *_HEAD_COUNTS, most=_MAX_HEADS)
+        stated = find_key_heads(self.text_config.get)
+        if type(stated) is int and 0 < stated <= _MAX_HEADS:
+            return stated
+        return self._positive_setting(*_HEAD_COUNTS, most=_MAX_HEADS)
 
     @property
     def head_size(self) -> int:
-        if isinstance(self.text_config.get("head_dim"), int):
-            return self._positive_setting("head_dim", most=_MAX_HEADS)
+        if any(isinstance(self.text_config.get(name), int) for name in _HEAD_SIZES):
+            return self._positive_setting(*_HEAD_SIZES, most=_MAX_HEADS)
         if not self._has_attention:
             return 1
         return self.hidden_size // self._positive_setting(*_HEAD_COUNTS)
@@ -288,8 +295,11 @@ class Checkpoint:
         return streams + inputs + sum(kv_sizes[layer] for layer in shared)
 
     def _layer_kv_bytes(self, usual: int, number_bytes: int) -> tuple[int, ...]:
-        """Return each layer's bytes per position. Gemma 4 gives its full layers heads of their own."""
+        """Return each layer's bytes per position. Gemma 4 and MiMo give some layers heads of their own."""
         kv_bytes, text = [usual] * self.num_layers, self.text_config
+        if text.get("model_type") == "mimo_v2_flash":
+            size = (self.head_size + self._positive_setting("v_head_dim")) * number_bytes
+            return tuple(find_key_heads(text.get, layer) * size for layer in range(self.num_layers))
         own = text.get("per_layer_config") or {}
         if not own and text.get("global_head_dim"):
             heads = {"head_dim": text["global_head_dim"]}

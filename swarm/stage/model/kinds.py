@@ -44,6 +44,7 @@ REFUSED = {
     "attention in transformers that can't be replaced": ("cpmant", "ctrl", "git", "reformer", "xlm", "xlnet"),
     "attention that is not supported": ("diffllama", "doge"),
     "layers that need more than the layer before them": ("blt", "hrm_text", "longcat_flash"),
+    "speech and text together": ("moshi",),
     "a draft model, which reads another model's layers": ("gemma4_assistant", "gemma4_unified_assistant"),
 }
 _REASONS = {kind: reason for reason, kinds in REFUSED.items() for kind in kinds}

@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from swarm.errors import ModelError
 from swarm.hub.headers import StoredTensor
@@ -121,6 +122,20 @@ class MemorySizes:
             if group is not None:
                 kinds[group] |= {weight.format, *([weight.name] if weight.is_reordered else ())}
         return frozenset(group for group, formats in kinds.items() if len(formats) > 1)
+
+
+def find_key_heads(setting: Callable[[str], Any], layer: int = 0) -> Any:
+    """Return the number of a layer's key heads by a configuration; None if there are as many as heads."""
+    if setting("model_type") == "jetmoe":
+        return setting("num_attention_heads")  # keys are repeated for each expert
+    if setting("multi_query") and not setting("new_decoder_architecture"):
+        return 1  # Falcon, BigCode
+    nested = setting("attn_config")  # DBRX
+    in_attention = nested.get("kv_n_heads") if isinstance(nested, dict) else None
+    heads: Any = setting("num_key_value_heads") or setting("num_kv_heads") or in_attention
+    if setting("model_type") == "mimo_v2_flash" and setting("layer_types")[layer] == "sliding_attention":
+        return 2 * heads
+    return heads
 
 
 def shared_sources(layer_types: Sequence[str], num_sharing: int) -> list[int]:

@@ -28,7 +28,10 @@ _TOWERS = {
 }
 # Text towers that transformers has a causal class for, but does not list.
 _CAUSAL = {"emu3_text_model": "Emu3ForCausalLM"}
-_REFUSED = {"paligemma": "attends to later tokens of a prompt"}
+_REFUSED = {
+    "moshi": "continues speech and text together",  # its checkpoints have parts that no text model has
+    "paligemma": "attends to later tokens of a prompt",
+}
 
 
 def text_config_of(config: Any) -> Any:
@@ -36,11 +39,11 @@ def text_config_of(config: Any) -> Any:
 
     Raises ``ModelError`` if the tower can't be served alone.
     """
+    if config.model_type in _REFUSED:
+        raise ModelError(f"{type(config).__name__}: it {_REFUSED[config.model_type]}, so it can't be served")
     text = config.get_text_config()
     if text is config:
         return config
-    if config.model_type in _REFUSED:
-        raise ModelError(f"{type(config).__name__}: it {_REFUSED[config.model_type]}, so it can't be served")
     if config.is_encoder_decoder or text.is_encoder_decoder:
         raise ModelError(f"{type(config).__name__}: a decoder that reads from an encoder can't be served")
     text.tie_word_embeddings = config.tie_word_embeddings

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 import pytest
 import torch
 
 from swarm.broker.planner.problem import ModelSizes
-from swarm.errors import IllegalMove
+from swarm.errors import IllegalMove, ModelError
 from swarm.params import SamplingParams
 from swarm.stage import actions as act
 from swarm.stage.attention.arena import KvArena
@@ -103,6 +105,20 @@ def test_memory_is_reserved_for_the_states_of_all_sequences() -> None:
     assert plan.kv_positions(layers, frozenset()) == ((1 << 20) - 8 * 3 * 6000) // 6 // 32 * 32
     plan.max_sequences = 1000
     assert plan.num_sequences(layers, frozenset()) == (1 << 19) // 18000
+
+
+def test_what_is_added_later_takes_nothing_of_the_states_memory() -> None:
+    """What a plan reserved stays, although more weights would leave memory for fewer states now."""
+    manifest, layers = fake_manifest(6, state_stride=1000), LayerRange(0, 6)
+    plan = MemoryPlan(manifest, manifest.weight_bytes(layers) + (1 << 20), 0.5, max_sequences=1000)
+    positions, reserved = plan.kv_positions(layers, frozenset()), plan.reserved_bytes(layers, frozenset())
+    assert reserved == (1 << 18) // 18000 * 18000
+    free = (1 << 20) - reserved - 6 * positions
+    for more, fits in ((free, True), (free + 1, False)):
+        sizes = (manifest.layer_bytes[0] + more, *manifest.layer_bytes[1:])
+        plan.manifest = msgspec.structs.replace(manifest, layer_bytes=sizes)
+        with contextlib.nullcontext() if fits else pytest.raises(ModelError, match=r"lacks 0\.0 MiB beside its layers"):
+            plan.check_kept(layers, frozenset(), kv_positions=positions, reserved_bytes=reserved)
 
 
 @pytest.mark.parametrize("max_sequences", [1, 8, 1000])

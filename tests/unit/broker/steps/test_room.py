@@ -6,6 +6,7 @@ import pytest
 
 from swarm.broker.state import SequenceState
 from swarm.broker.steps.kv_capacity import MAX_PREEMPTIONS
+from swarm.testing import fake_manifest
 from swarm.wire.messages import BLOCK, Finished, SequencePosition, Tokens
 from tests.unit.broker.bench import Bench, row, said, scheduling, steps, submit
 
@@ -259,3 +260,16 @@ def test_retired_ones_go_before_anybody_gives_way(make_bench) -> None:
     released = [sequence for s in steps(bench.log) for sequence in s.release]
     assert SequencePosition(1, BLOCK) in [cut for s in steps(bench.log) for cut in s.retire]
     assert 1 in released
+
+
+@pytest.mark.parametrize(("num_prompt", "kept"), [(2 * BLOCK, 0), (3 * BLOCK, 0), (5 * BLOCK, 4)])
+def test_of_a_model_with_states_only_what_another_can_start_from_is_retired(make_bench, num_prompt, kept) -> None:
+    """Nothing of a prompt before its first kept state, and nothing behind its last one."""
+    bench = make_bench(scheduling())
+    bench.serve(1, manifest=fake_manifest(state_stride=4 * BLOCK))
+    bench.say(submit("past", num_prompt=num_prompt, max_tokens=4))
+    bench.run_dry()
+    assert bench.state.prefix.num_blocks == kept
+    cuts = [cut for s in steps(bench.log) for cut in s.retire]
+    assert cuts == ([SequencePosition(1, kept * BLOCK)] if kept else [])
+    assert ([1] in [list(s.release) for s in steps(bench.log)]) is not bool(kept)
