@@ -278,6 +278,25 @@ def test_adapters_are_loaded_and_dropped_while_layers_are_in_use(llama: Path, ad
     assert torch.equal(alone([executor], 1, entry.key), early)
 
 
+def test_an_adapter_whose_files_changed_is_not_mixed_with_its_former_self(
+    llama: Path, adapters: dict[str, str], tmp_path: Path
+) -> None:
+    """Layers that are loaded later refuse the new weights, of adapters from the start, too."""
+    folder = tmp_path / "red"
+    shutil.copytree(adapters["tall"], folder)
+    late, early = ready(llama, {}, LayerRange(0, 2)), ready(llama, {"red": str(folder)}, LayerRange(0, 2))
+    late.load_adapters((AdapterEntry("red", str(folder)),))
+    make_adapter(folder, llama, seed=5, r=19, lora_alpha=19)
+    for executor in (late, early):
+        with pytest.raises(
+            ModelError, match=r"red \(\S+red\) has other weights for .* now than when it was loaded: put"
+        ):
+            executor.prepare(LayerRange(2, 4), (), 8, nothing)
+    shutil.copytree(adapters["tall"], folder, dirs_exist_ok=True)
+    for executor in (late, early):
+        executor.prepare(LayerRange(2, 4), (), 8, nothing)
+
+
 def test_a_load_that_fails_leaves_nothing(llama: Path, adapters: dict[str, str], save: Save, tmp_path: Path) -> None:
     executor = ready(llama, {})
     capacity, before = executor.kv_capacity(), executor.weight_bytes
