@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from swarm.stage import native
 from swarm.stage.engine.forward import run_batch
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch
+from swarm.stage.native.adapters import RowAdapters
+from swarm.stage.native.linears import NativeLinear
 from swarm.stage.quantization.at_load import AS_STORED, Quantization
 from swarm.wire.messages import AdapterEntry, LayerRange, Row
 from tests.model.adapters import LLAMA, make_adapter, merged_logits
@@ -314,6 +317,44 @@ def test_a_load_that_fails_leaves_nothing(llama: Path, adapters: dict[str, str],
     (found,) = executor.load_adapters((entry,))
     assert executor.weight_bytes == before + sum(found.layer_bytes)
     assert executor.kv_capacity() == capacity  # the plan's promise holds
+
+
+def test_an_adapter_in_use_stays_as_it_is_when_it_is_loaded_again(
+    llama: Path, adapters: dict[str, str], tmp_path: Path
+) -> None:
+    """A step that is under way has the addresses of its parts; a load that fails takes nothing away either."""
+    executor = ready(llama, {})
+    entry = AdapterEntry("red", adapters["tall"])
+    (found,) = executor.load_adapters((entry,))
+    before = alone([executor], 1, found.key)
+    parts = [part for linear in products(executor) for part in linear.adapters.values()]
+    assert executor.load_adapters((entry,)) == (found,)
+    other = make_adapter(tmp_path / "a", llama, seed=1)
+    memory, executor.memory_bytes = executor.memory_bytes, executor.weight_bytes
+    with pytest.raises(ModelError, match="drop another adapter"):
+        executor.load_adapters((entry, AdapterEntry("blue", str(other))))
+    executor.memory_bytes = memory
+    assert parts
+    after = [part for linear in products(executor) for part in linear.adapters.values()]
+    assert all(a is b for a, b in zip(parts, after, strict=True))
+    assert torch.equal(alone([executor], 1, found.key), before)
+
+
+def test_a_step_keeps_the_parts_of_its_adapters_alive(llama: Path, adapters: dict[str, str]) -> None:
+    executor = ready(llama, {})
+    (found,) = executor.load_adapters((AdapterEntry("red", adapters["tall"]),))
+    (linear, *_) = products(executor)
+    part = weakref.ref(linear.adapters[found.key])
+    rows = linear._adapted(RowAdapters((found.key,), np.zeros(1, np.int32)), 1)
+    executor.drop_adapters((found.key,))
+    assert part() is not None
+    del rows
+    assert part() is None
+
+
+def products(executor: TorchExecutor) -> list[NativeLinear]:
+    modules = executor._active_stage().modules.values()
+    return [each for module in modules for each in module.modules() if isinstance(each, NativeLinear)]
 
 
 def test_a_name_on_a_hub_is_found_in_its_cache(

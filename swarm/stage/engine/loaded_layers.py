@@ -101,19 +101,21 @@ class LoadedLayers:
         return to_ranges(self._standby)
 
     def add_adapters(self, adapters: Sequence[AdapterFolder], manifest: Manifest) -> None:
-        """Add adapters to all layers, now and as they are loaded. ``manifest`` counts them. Raises ``ModelError``; then
-        none of them is there."""
+        """Add adapters to all layers, now and as they are loaded. ``manifest`` counts them. Those that are there stay
+        as they are: steps use them. Raises ``ModelError``; then nothing has changed."""
         with self.loading:
+            present = {each.key for each in self._loader.adapters}
+            new = [each for each in adapters if each.key not in present]
             former, self._memory.manifest = self._memory.manifest, manifest
             try:
                 for each in (self.active, self._prepared):
                     if each is not None:
                         self._memory.check_kept(each.stage.layers, each.standby, each.kv_positions)
                 for name, module in self._all_modules():
-                    for adapter in adapters:
+                    for adapter in new:
                         add_adapter(module, name, adapter)
             except BaseException:
-                self.drop_adapters([adapter.key for adapter in adapters], former)
+                self.drop_adapters([adapter.key for adapter in new], former)
                 raise
             keys = {adapter.key for adapter in adapters}
             self._loader.adapters = (*(each for each in self._loader.adapters if each.key not in keys), *adapters)

@@ -193,7 +193,7 @@ def _digest(module: str, down: torch.Tensor, up: torch.Tensor, scale: float) -> 
     described = f"{module} {down.dtype} {[*down.shape]} {up.dtype} {[*up.shape]} {scale!r}"
     digest = xxhash.xxh3_128(described.encode())
     for tensor in (down, up):
-        digest.update(memoryview(tensor.view(-1).view(torch.uint8).numpy()))
+        digest.update(tensor.view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

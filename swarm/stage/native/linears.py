@@ -12,11 +12,11 @@ from swarm.stage.native import cores
 from swarm.stage.native.adapters import (
     AdaptedRows,
     AdapterPart,
+    AdapterTable,
     LowRank,
     RowAdapters,
     Site,
     current_adapters,
-    make_table,
 )
 
 _BLOCK = 64  # outputs that are adjacent in a packed matrix
@@ -140,7 +140,7 @@ class NativeLinear(NativeModule):
     def _adapted(self, adapters: RowAdapters, num_rows: int) -> AdaptedRows:
         if len(adapters.which) != num_rows:
             raise ValueError(f"a product of {num_rows} rows in a step of {len(adapters.which)}, which have adapters")
-        return adapters.table(make_table([self.adapters.get(name)]) for name in adapters.names)
+        return adapters.table(AdapterTable.of([self.adapters.get(name)]) for name in adapters.names)
 
 
 class NativeGated(NativeLinear):
