@@ -25,6 +25,7 @@ class StageAdapters:
     loaded: dict[str, AdapterEntry] = field(default_factory=dict)  # by key
     _order: SetAdapters | None = None  # the latest one
     _found: tuple[AdapterEntry, ...] | None = None  # what it names, with digests; None until that is loaded
+    _problem: str = ""  # of the latest load; each is logged once
     _loading: SetAdapters | None = None  # the order whose adapters are loading now
 
     @property
@@ -50,10 +51,12 @@ class StageAdapters:
             self._start(self._order)
             return False
         if event.problem:
-            self.actions.append(WriteStageLog("adapters_not_loaded", "error", {"reason": event.problem}))
+            if self._problem != event.problem:
+                self.actions.append(WriteStageLog("adapters_not_loaded", "error", {"reason": event.problem}))
+            self._problem = event.problem
             self._report(order, (), event.problem)
             return False
-        self._found = tuple(loaded.get(entry.name, entry) for entry in order.adapters)
+        self._found, self._problem = tuple(loaded.get(entry.name, entry) for entry in order.adapters), ""
         self._report(order, self._found)
         return True
 
