@@ -360,7 +360,7 @@ def products(executor: TorchExecutor) -> list[NativeLinear]:
 def test_a_name_on_a_hub_is_found_in_its_cache(
     llama: Path, adapters: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a request; a name that is not there is refused in one line."""
+    """Without a request; a name that is not there is refused in one line. What is loaded at run time has the commit."""
     commit = "c" * 40
     cached = tmp_path / "models--me--red"
     shutil.copytree(adapters["tall"], cached / "snapshots" / commit)
@@ -370,6 +370,12 @@ def test_a_name_on_a_hub_is_found_in_its_cache(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     by_name, by_folder = (ready(llama, {"red": source}).manifest for source in ("me/red", adapters["tall"]))
     assert by_name.adapters == by_folder.adapters
+    executor = ready(llama, {})
+    (found,) = executor.load_adapters((AdapterEntry("red", "me/red"),))
+    assert found.source == f"me/red@{commit}"
+    shutil.copytree(adapters["wide"], cached / "snapshots" / ("d" * 40))
+    (cached / "refs" / "main").write_text("d" * 40)  # the branch has moved on
+    assert ready(llama, {}).load_adapters((found,)) == (found,)
     with pytest.raises(ModelError, match=r"there is no directory or file me/blue, the cache .* forbids to ask the hub"):
         ready(llama, {"blue": "me/blue"})
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from swarm.broker.actions import Outbox, SendToClient, SendToWorker, WriteAdapters
 from swarm.broker.requests.requests import RequestHandler
 from swarm.broker.state import PlanPhase, Sequence, SequenceState, State, Worker
@@ -238,7 +240,9 @@ class AdapterManager:
             self._fail(load, f"no answer came from {', '.join(missing) or 'any worker'} in time")
             return
         (first, entry), *others = entries.items()
-        if other := next((name for name, found in others if found != entry), ""):
+        # two commits on a hub may have the same files
+        unlike = (name for name, found in others if replace(found, source=entry.source) != entry)
+        if other := next(unlike, ""):
             remedy = "copy the same ones to all hosts, or name an adapter on a hub"
             self._fail(load, f"workers {first} and {other} have different files of it: {remedy}")
             return

@@ -19,7 +19,7 @@ from torch import nn
 
 from swarm.errors import ModelError
 from swarm.hub.headers import StoredTensor, read_header
-from swarm.hub.names import parse_name
+from swarm.hub.names import HubName, parse_name
 from swarm.stage.model.folder_files import read_json
 from swarm.stage.native.adapters import LowRank
 from swarm.stage.quantization.reading import read_tensor
@@ -63,7 +63,7 @@ class AdapterFolder:
     """An adapter's folder. Raises ``ModelError`` with the file and the problem if it can't be served."""
 
     def __init__(self, name: str, source: str) -> None:
-        folder = _locate(source)
+        folder, self.source = _locate(source)  # the same files for whoever reads it later, if it is on a hub
         self.name, self._folder = name, folder
         self.key = name  # what rows have whose product it changes
         config = read_json(folder / CONFIG, "an adapter is a folder in peft's format")
@@ -127,18 +127,20 @@ class AdapterFolder:
         )
 
 
-def _locate(source: str) -> Path:
-    """Return an adapter's folder: a local one, or that of a name in the hub's cache, which is filled first."""
+def _locate(source: str) -> tuple[Path, str]:
+    """Return an adapter's folder: a local one, or that of a name in the hub's cache, which is filled first; and the
+    source, of a name on the hub with the commit."""
     path, name = Path(source).expanduser(), parse_name(source)
     if path.is_dir() or name is None or name.has_choice:
-        return path
+        return path, source
     try:
         from swarm.hub.adapter_lookup import look_up_adapter  # noqa: PLC0415 (slow to load, and seldom needed)
     except ImportError:
         raise ModelError(
             f"there is no directory {source}; to fetch it from a hub, install {with_extra('worker')}"
         ) from None
-    return look_up_adapter(name)
+    folder = look_up_adapter(name)
+    return folder, str(HubName(name.repository, folder.name))
 
 
 def _check_config(folder: Path, config: Mapping[str, Any]) -> None:

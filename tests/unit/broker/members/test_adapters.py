@@ -139,6 +139,16 @@ def test_unlike_files_are_refused(bench: Bench) -> None:
     )
 
 
+def test_the_commit_of_a_hub_is_kept(bench: Bench) -> None:
+    """So that a worker that joins later has the same files; two commits may have the same ones."""
+    bench.serve()
+    bench.say(AdapterCommand(verb="load", name="red", source="me/red"))
+    found = [msgspec.structs.replace(entry(), source=f"me/red@{digit * 40}") for digit in "ab"]
+    answer(bench, "w0", found[0])
+    answer(bench, "w1", found[1])
+    assert bench.state.adapters.entries == (found[0],)
+
+
 def test_a_load_has_a_deadline_and_its_order_is_repeated(bench: Bench) -> None:
     bench.serve()
     bench.say(LOAD)
