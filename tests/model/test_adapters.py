@@ -352,6 +352,29 @@ def test_a_step_keeps_the_parts_of_its_adapters_alive(llama: Path, adapters: dic
     assert part() is None
 
 
+def test_layers_that_are_loading_lack_what_is_dropped_meanwhile(llama: Path, adapters: dict[str, str]) -> None:
+    """A plan's layers, and standby layers: they began to load with the adapter."""
+    executor = ready(llama, {}, LayerRange(0, 2))
+    for load in (
+        lambda progress: executor.prepare(LayerRange(2, 5), (), 8, progress),
+        lambda progress: executor.keep((LayerRange(5, 6),), progress, lambda _: False),
+    ):
+        (found,) = executor.load_adapters((AdapterEntry("red", adapters["tall"]),))
+        num_calls = 0
+
+        def drop_at_once(*_: object, key: str = found.key) -> None:
+            nonlocal num_calls
+            num_calls += 1
+            executor.drop_adapters((key,))
+
+        load(drop_at_once)
+        assert num_calls
+        modules = [module for _, module in executor._layers._all_modules()]
+        linears = [each for module in modules for each in module.modules() if isinstance(each, NativeLinear)]
+        assert linears
+        assert not any(each.adapters for each in linears)
+
+
 def products(executor: TorchExecutor) -> list[NativeLinear]:
     modules = executor._active_stage().modules.values()
     return [each for module in modules for each in module.modules() if isinstance(each, NativeLinear)]

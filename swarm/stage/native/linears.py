@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 
 import torch
 
@@ -103,9 +104,10 @@ class NativeLinear(NativeModule):
             self.adapters = {**self.adapters, name: part}
         return modules
 
-    def drop_adapters(self, keys: Collection[str]) -> None:
-        if not self.adapters.keys().isdisjoint(keys):
-            self.adapters = {key: part for key, part in self.adapters.items() if key not in keys}
+    def keep_adapters(self, keys: AbstractSet[str]) -> None:
+        """Drop all adapters but these."""
+        if not self.adapters.keys() <= keys:
+            self.adapters = {key: part for key, part in self.adapters.items() if key in keys}
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         out = torch.empty((*rows.shape[:-1], self.out_features), dtype=self.dtype)
