@@ -31,11 +31,19 @@ class Swarms:
     async def select(self, model: str | None, caller: Caller) -> tuple[CompletionService, ServedModel]:
         """Return the swarm that serves a model (None: the first that the caller may use). If there is only one swarm,
         its API checks the name. Raises ApiError."""
+        if model is not None:
+            await self._look_for(model, caller)
         swarm = self.first if len(self.services) == 1 else await self._choose(model, caller)
         served = await swarm.served_model()
         if not caller.may_use(served.name):
             raise self._unknown_model(model or served.name, caller)
         return swarm, served.named(model)
+
+    async def _look_for(self, model: str, caller: Caller) -> None:
+        """Have the swarms described again if none has this name: it may be of an adapter that was loaded just now."""
+        known = self._known(caller)
+        if known and not any(served.has_name(model) for _, served in known):
+            await _gather([each.look_again() for each, _ in known], MODEL_WAIT_S)
 
     async def _choose(self, model: str | None, caller: Caller) -> CompletionService:
         if self._silent() and not self._is_settled(model, caller):
@@ -87,15 +95,9 @@ class Swarms:
     async def _wait_for_models(self, *, refresh: bool = False) -> list[ApiError]:
         """Wait a moment for the models of swarms that have not answered yet; with ``refresh``, of all. A single swarm
         has the time that it needs. Returns the errors."""
-        waiting = [
-            asyncio.ensure_future(each.served_model()) for each in (self.services if refresh else self._silent())
-        ]
-        try:
-            await asyncio.wait(waiting, timeout=MODEL_WAIT_S if len(self.services) > 1 else None)
-        finally:
-            for task in waiting:
-                task.cancel()
-            results = await asyncio.gather(*waiting, return_exceptions=True)
+        asked = self.services if refresh else self._silent()
+        limit_s = MODEL_WAIT_S if len(self.services) > 1 else None
+        results = await _gather([each.served_model() for each in asked], limit_s)
         return [result for result in results if isinstance(result, ApiError)]
 
     def _unknown_model(self, model: str | None, caller: Caller) -> ApiError:
@@ -166,6 +168,18 @@ class Swarms:
         for each in self.services:
             await each.aclose()
             await each.client.aclose()
+
+
+async def _gather(calls: Sequence[Coroutine[Any, Any, object]], limit_s: float | None) -> list[object]:
+    """Return the calls' results and errors, at most for this time."""
+    waiting = [asyncio.ensure_future(each) for each in calls]
+    try:
+        await asyncio.wait(waiting, timeout=limit_s)
+    finally:
+        for task in waiting:
+            task.cancel()
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+    return results
 
 
 async def _first_success(

@@ -18,8 +18,8 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def look_up_adapter(name: HubName) -> Path:
-    """Return the folder of an adapter in the cache, which has priority: with both files, no request is made. Raises
-    ModelError."""
+    """Return the folder of an adapter in the cache, which has priority: with both files, no request is made. The
+    folder's name is the commit. Raises ModelError."""
     errors = HubErrors(name.repository, name.revision)
     try:
         paths = [find_in_cache(name.repository, file, revision=name.revision) for file in (CONFIG, WEIGHTS)]

@@ -24,6 +24,8 @@ class StageAdapters:
     actions: list[Action]
     loaded: dict[str, AdapterEntry] = field(default_factory=dict)  # by key
     _order: SetAdapters | None = None  # the latest one
+    _found: tuple[AdapterEntry, ...] | None = None  # what it names, with digests; None until that is loaded
+    _problem: str = ""  # of the latest load; each is logged once
     _loading: SetAdapters | None = None  # the order whose adapters are loading now
 
     @property
@@ -33,7 +35,8 @@ class StageAdapters:
 
     def follow(self, order: SetAdapters) -> None:
         """Follow an order, or a repetition of it: its answer was lost, or it failed and may succeed now."""
-        self._order = order
+        if not self._is_latest(order):
+            self._order, self._found = order, None
         if self._loading is None:
             self._start(order)
 
@@ -44,24 +47,24 @@ class StageAdapters:
         assert self._order is not None
         loaded = {entry.name: entry for entry in event.adapters}
         self.loaded |= {entry.key: entry for entry in event.adapters}
-        if self._order.number != order.number:
+        if not self._is_latest(order):
             self._start(self._order)
             return False
         if event.problem:
-            self.actions.append(WriteStageLog("adapters_not_loaded", "error", {"reason": event.problem}))
+            if self._problem != event.problem:
+                self.actions.append(WriteStageLog("adapters_not_loaded", "error", {"reason": event.problem}))
+            self._problem = event.problem
             self._report(order, (), event.problem)
             return False
-        self._order = SetAdapters(
-            number=order.number, adapters=tuple(loaded.get(entry.name, entry) for entry in order.adapters)
-        )
-        self._report(order, self._order.adapters)
+        self._found, self._problem = tuple(loaded.get(entry.name, entry) for entry in order.adapters), ""
+        self._report(order, self._found)
         return True
 
     def drop_unused(self) -> None:
         """Drop what the latest order does not name, unless a stored sequence has it. A retired one is not computed."""
         if self._order is None or self._loading is not None:
             return
-        wanted = {entry.key for entry in self._order.adapters}
+        wanted = {entry.key for entry in self._found or self._order.adapters}
         if not (extra := self.loaded.keys() - wanted):
             return
         used = {stored.open.params.adapter for stored in self.sequences.values() if not stored.is_retired}
@@ -70,13 +73,24 @@ class StageAdapters:
             self.actions.append(DropAdapters(dropped))
 
     def _start(self, order: SetAdapters) -> None:
-        """Load what is missing. An adapter of unknown content is always read anew."""
-        missing = tuple(entry for entry in order.adapters if not entry.digest or entry.key not in self.loaded)
-        if missing:
-            self._loading = order
-            self.actions.append(LoadAdapters(missing))
-        else:
-            self._report(order, tuple(self.loaded[entry.key] for entry in order.adapters))
+        """Load what is missing. An adapter of unknown content is read, once for an order."""
+        if self._found is None:
+            missing = tuple(entry for entry in order.adapters if not entry.digest or entry.key not in self.loaded)
+            if missing:
+                self._loading = order
+                self.actions.append(LoadAdapters(missing))
+                return
+            self._found = tuple(self.loaded[entry.key] for entry in order.adapters)
+        self._report(order, self._found)
+
+    def _is_latest(self, order: SetAdapters) -> bool:
+        """Whether this is the latest order. Numbers alone do not show that: they begin again with each broker."""
+        latest = self._order
+        return latest is not None and (latest.lineage, latest.number, latest.adapters) == (
+            order.lineage,
+            order.number,
+            order.adapters,
+        )
 
     def _report(self, order: SetAdapters, adapters: tuple[AdapterEntry, ...], problem: str = "") -> None:
         message = AdaptersSet(

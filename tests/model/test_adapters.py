@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from swarm.stage import native
 from swarm.stage.engine.forward import run_batch
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch
+from swarm.stage.native.adapters import RowAdapters
+from swarm.stage.native.linears import NativeLinear
 from swarm.stage.quantization.at_load import AS_STORED, Quantization
 from swarm.wire.messages import AdapterEntry, LayerRange, Row
 from tests.model.adapters import LLAMA, make_adapter, merged_logits
@@ -287,6 +290,25 @@ def test_adapters_are_loaded_and_dropped_while_layers_are_in_use(llama: Path, ad
     assert torch.equal(alone([executor], 1, entry.key), early)
 
 
+def test_an_adapter_whose_files_changed_is_not_mixed_with_its_former_self(
+    llama: Path, adapters: dict[str, str], tmp_path: Path
+) -> None:
+    """Layers that are loaded later refuse the new weights, of adapters from the start, too."""
+    folder = tmp_path / "red"
+    shutil.copytree(adapters["tall"], folder)
+    late, early = ready(llama, {}, LayerRange(0, 2)), ready(llama, {"red": str(folder)}, LayerRange(0, 2))
+    late.load_adapters((AdapterEntry("red", str(folder)),))
+    make_adapter(folder, llama, seed=5, r=19, lora_alpha=19)
+    for executor in (late, early):
+        with pytest.raises(
+            ModelError, match=r"red \(\S+red\) has other weights for .* now than when it was loaded: put"
+        ):
+            executor.prepare(LayerRange(2, 4), (), 8, nothing)
+    shutil.copytree(adapters["tall"], folder, dirs_exist_ok=True)
+    for executor in (late, early):
+        executor.prepare(LayerRange(2, 4), (), 8, nothing)
+
+
 def test_a_load_that_fails_leaves_nothing(llama: Path, adapters: dict[str, str], save: Save, tmp_path: Path) -> None:
     executor = ready(llama, {})
     capacity, before = executor.kv_capacity(), executor.weight_bytes
@@ -306,10 +328,71 @@ def test_a_load_that_fails_leaves_nothing(llama: Path, adapters: dict[str, str],
     assert executor.kv_capacity() == capacity  # the plan's promise holds
 
 
+def test_an_adapter_in_use_stays_as_it_is_when_it_is_loaded_again(
+    llama: Path, adapters: dict[str, str], tmp_path: Path
+) -> None:
+    """A step that is under way has the addresses of its parts; a load that fails takes nothing away either."""
+    executor = ready(llama, {})
+    entry = AdapterEntry("red", adapters["tall"])
+    (found,) = executor.load_adapters((entry,))
+    before = alone([executor], 1, found.key)
+    parts = [part for linear in products(executor) for part in linear.adapters.values()]
+    assert executor.load_adapters((entry,)) == (found,)
+    other = make_adapter(tmp_path / "a", llama, seed=1)
+    memory, executor.memory_bytes = executor.memory_bytes, executor.weight_bytes
+    with pytest.raises(ModelError, match="drop another adapter"):
+        executor.load_adapters((entry, AdapterEntry("blue", str(other))))
+    executor.memory_bytes = memory
+    assert parts
+    after = [part for linear in products(executor) for part in linear.adapters.values()]
+    assert all(a is b for a, b in zip(parts, after, strict=True))
+    assert torch.equal(alone([executor], 1, found.key), before)
+
+
+def test_a_step_keeps_the_parts_of_its_adapters_alive(llama: Path, adapters: dict[str, str]) -> None:
+    executor = ready(llama, {})
+    (found,) = executor.load_adapters((AdapterEntry("red", adapters["tall"]),))
+    (linear, *_) = products(executor)
+    part = weakref.ref(linear.adapters[found.key])
+    rows = linear._adapted(RowAdapters((found.key,), np.zeros(1, np.int32)), 1)
+    executor.drop_adapters((found.key,))
+    assert part() is not None
+    del rows
+    assert part() is None
+
+
+def test_layers_that_are_loading_lack_what_is_dropped_meanwhile(llama: Path, adapters: dict[str, str]) -> None:
+    """A plan's layers, and standby layers: they began to load with the adapter."""
+    executor = ready(llama, {}, LayerRange(0, 2))
+    for load in (
+        lambda progress: executor.prepare(LayerRange(2, 5), (), 8, progress),
+        lambda progress: executor.keep((LayerRange(5, 6),), progress, lambda _: False),
+    ):
+        (found,) = executor.load_adapters((AdapterEntry("red", adapters["tall"]),))
+        num_calls = 0
+
+        def drop_at_once(*_: object, key: str = found.key) -> None:
+            nonlocal num_calls
+            num_calls += 1
+            executor.drop_adapters((key,))
+
+        load(drop_at_once)
+        assert num_calls
+        modules = [module for _, module in executor._layers._all_modules()]
+        linears = [each for module in modules for each in module.modules() if isinstance(each, NativeLinear)]
+        assert linears
+        assert not any(each.adapters for each in linears)
+
+
+def products(executor: TorchExecutor) -> list[NativeLinear]:
+    modules = executor._active_stage().modules.values()
+    return [each for module in modules for each in module.modules() if isinstance(each, NativeLinear)]
+
+
 def test_a_name_on_a_hub_is_found_in_its_cache(
     llama: Path, adapters: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a request; a name that is not there is refused in one line."""
+    """Without a request; a name that is not there is refused in one line. What is loaded at run time has the commit."""
     commit = "c" * 40
     cached = tmp_path / "models--me--red"
     shutil.copytree(adapters["tall"], cached / "snapshots" / commit)
@@ -319,6 +402,12 @@ def test_a_name_on_a_hub_is_found_in_its_cache(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     by_name, by_folder = (ready(llama, {"red": source}).manifest for source in ("me/red", adapters["tall"]))
     assert by_name.adapters == by_folder.adapters
+    executor = ready(llama, {})
+    (found,) = executor.load_adapters((AdapterEntry("red", "me/red"),))
+    assert found.source == f"me/red@{commit}"
+    shutil.copytree(adapters["wide"], cached / "snapshots" / ("d" * 40))
+    (cached / "refs" / "main").write_text("d" * 40)  # the branch has moved on
+    assert ready(llama, {}).load_adapters((found,)) == (found,)
     with pytest.raises(ModelError, match=r"there is no directory or file me/blue, the cache .* forbids to ask the hub"):
         ready(llama, {"blue": "me/blue"})
 

@@ -3,16 +3,19 @@
 The journal has the set. Every member is ordered to have it, in one order that names all of it. A load ends when each
 member has answered: an adapter is served once all have the same files, and is dropped everywhere if one has a problem.
 A worker without the set loads it before it is admitted, so each plan consists of workers that have it. A dropped
-adapter stays until the requests that have it end.
+adapter stays until the requests that have it end. They fail if no plan is possible without a worker that can't load it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from swarm.broker.actions import Outbox, SendToClient, SendToWorker, WriteAdapters
-from swarm.broker.state import SequenceState, State, Worker
-from swarm.broker.state.adapters import AdapterLoad
+from swarm.broker.requests.requests import RequestHandler
+from swarm.broker.state import PlanPhase, Sequence, SequenceState, State, Worker
+from swarm.broker.state.adapters import AdapterLoad, Candidate
 from swarm.broker.state.journal_snapshot import JournalSnapshot
 from swarm.wire.messages import (
     MAX_ADAPTERS,
@@ -30,13 +33,14 @@ LOAD_S = 540.0  # for a load, with what must be fetched from a hub; below the cl
 RESEND_S = 5.0  # between two orders to a worker that has not answered
 VERSION = 4  # of the protocol, which has these orders
 MAX_CANDIDATES = 64
+GIVE_UP_S = 30.0  # without a plan, until requests fail whose dropped adapter a worker can't load
 
 
 class AdapterManager:
     """Keeps members' adapters. Owns ``state.adapters``; appends actions to ``out``."""
 
-    def __init__(self, state: State, out: Outbox) -> None:
-        self._state, self._out = state, out
+    def __init__(self, state: State, requests: RequestHandler, out: Outbox) -> None:
+        self._state, self._requests, self._out = state, requests, out
         self._adapters = state.adapters
 
     def restore(self, snapshot: JournalSnapshot) -> None:
@@ -125,27 +129,36 @@ class AdapterManager:
 
     def _num_open(self, adapter: str) -> int:
         """Return the number of requests with this adapter that have not ended."""
+        return len({sequence.request.id for sequence in self._open_sequences(adapter)})
+
+    def _open_sequences(self, adapter: str) -> list[Sequence]:
         sequences = self._state.sequences.values()
-        return len({s.request.id for s in sequences if s.adapter == adapter and s.state is not SequenceState.ENDED})
+        return [s for s in sequences if s.adapter == adapter and s.state is not SequenceState.ENDED]
 
     def _send(self, client: bytes, body: Json) -> None:
         self._out.append(SendToClient(client, Report(what="adapters", ok="error" not in body, body=body)))
 
     # --- workers -----------------------------------------------------------------------------------------------------
 
-    def may_join(self, peer: bytes, hello: Hello) -> bool:
+    def may_join(self, peer: bytes, hello: Hello, now: float) -> bool:
         """Return whether a worker has the set, or another model. Otherwise order it to load the set: it sends Hello
         again."""
         base, adapters = self._state.base_manifest, self._adapters
-        adapters.candidates.pop(hello.incarnation, None)
-        if base is None or base.difference(hello.manifest) is not None or not adapters.lacks(hello):
+        if hello.adapters and not adapters.number:
+            adapters.number = 1  # a broker before this one ended in its first load: its workers drop that adapter
+        former = adapters.candidates.pop(hello.incarnation, None)
+        order = None if base is None or base.difference(hello.manifest) is not None else adapters.order_for(hello)
+        if order is None:
             adapters.ordered.pop(hello.incarnation, None)
             adapters.answers.pop(hello.incarnation, None)
             return True
-        adapters.candidates[hello.incarnation] = hello
+        candidate = Candidate(hello, order) if former is None or former.adapters != order else former
+        candidate.repeat(hello)
+        adapters.candidates[hello.incarnation] = candidate
         if len(adapters.candidates) > MAX_CANDIDATES:
             del adapters.candidates[next(iter(adapters.candidates))]
-        self._out.append(SendToWorker(peer, SetAdapters(number=adapters.number, adapters=adapters.entries)))
+        if now >= candidate.retry_at:
+            self._out.append(SendToWorker(peer, SetAdapters(number=adapters.number, adapters=order)))
         return False
 
     def on_answer(self, peer: bytes, worker: Worker | None, message: AdaptersSet, now: float) -> None:
@@ -155,13 +168,31 @@ class AdapterManager:
                 self._adapters.answers[worker.incarnation] = message
                 self.advance(now)
             return
-        hello = self._adapters.candidates.get(peer.decode(errors="replace"))
-        if hello is not None and message.problem:
-            reason = (
-                f"it can't load the swarm's adapters: {message.problem}; mend that, or: swarmctl adapters drop NAME"
-            )
-            self._state.newcomers.record_refusal(hello, reason, now)
-            self._out.note("worker_lacks_adapters", "warning", worker=hello.name, reason=message.problem)
+        candidate = self._adapters.candidates.get(peer.decode(errors="replace"))
+        if candidate is not None and message.problem:
+            self._on_problem(candidate, message.problem, now)
+
+    def _on_problem(self, candidate: Candidate, problem: str, now: float) -> None:
+        if candidate.fail(problem, now):
+            self._out.note("worker_lacks_adapters", "warning", worker=candidate.hello.name, reason=problem)
+        reason = f"it can't load the swarm's adapters: {problem}; mend that, or: swarmctl adapters drop NAME"
+        self._state.newcomers.record_refusal(candidate.hello, reason, now)
+        self._give_up(candidate, now)
+
+    def _give_up(self, candidate: Candidate, now: float) -> None:
+        """Fail the requests with a dropped adapter that keeps a worker out, if there has been no plan for a while: no
+        request would ever be answered."""
+        plans, restart = self._state.plans, self._state.restart
+        is_waiting = plans.phase is PlanPhase.NONE and (restart.is_over or now >= restart.gather_until)
+        since = max(candidate.failed_at, plans.members_changed_at)
+        if not is_waiting or now - since < GIVE_UP_S:
+            return
+        held, problem = {entry.key for entry in candidate.hello.adapters}, candidate.problem[:1000]
+        for entry in candidate.adapters:
+            if entry.key in self._adapters.dropped and entry.key not in held:
+                reason = f"{entry.name} was dropped, and worker {candidate.hello.name} can't load it: {problem}"
+                for sequence in self._open_sequences(entry.key):
+                    self._requests.completer.end(sequence, "failed", now, reason)
 
     def _members(self) -> list[Worker]:
         return [worker for worker in self._state.workers.values() if not worker.is_gone]
@@ -209,7 +240,9 @@ class AdapterManager:
             self._fail(load, f"no answer came from {', '.join(missing) or 'any worker'} in time")
             return
         (first, entry), *others = entries.items()
-        if other := next((name for name, found in others if found != entry), ""):
+        # two commits on a hub may have the same files
+        unlike = (name for name, found in others if replace(found, source=entry.source) != entry)
+        if other := next(unlike, ""):
             remedy = "copy the same ones to all hosts, or name an adapter on a hub"
             self._fail(load, f"workers {first} and {other} have different files of it: {remedy}")
             return

@@ -107,7 +107,7 @@ class WorkerAdmission:
         if former is not None and not worker_names.should_yield(former, hello, owner, self._state):
             self._state.newcomers.add_claim(claim)
             return
-        if self._adapters.may_join(peer, hello):
+        if self._adapters.may_join(peer, hello, now):
             self._admit(claim, record, now)
 
     def settle_claims(self, now: float) -> None:

@@ -78,7 +78,7 @@ class WorkerMembership:
         self._requests = requests
         self._out = out
         self._uploads = Uploads(state)
-        self.adapters = AdapterManager(state, out)
+        self.adapters = AdapterManager(state, requests, out)
         self.keyring = Keyring(state, settings.key)
         self.integrity = IntegrityMonitor(state)
         self.failure_judge = StepFailureJudge(state)

@@ -107,6 +107,7 @@ class CompletionService:
         self._aliases = tuple(aliases)
         self._ignore_unknown_fields = ignore_unknown_fields
         self._defaults = defaults
+        self._looking = asyncio.Lock()
         self._served: ServedModel | None = None  # the model that was served last
         self._description: Description | None = None  # the last description, None after a failure
         self._described_at = 0.0  # time of the last description, by the loop's clock
@@ -142,6 +143,15 @@ class CompletionService:
             raise to_api_error(error) from None
         self._description, self._described_at = described, now
         return described
+
+    async def look_again(self) -> None:
+        """Bring the served model up to date, whatever its description's age. Callers share a description that was
+        asked for after their calls. Raises ApiError."""
+        now = asyncio.get_running_loop().time()
+        async with self._looking:
+            if self._described_at <= now:
+                await self._refresh()
+        await self.served_model()
 
     async def keep_warm(self) -> None:
         """Refresh the description before it gets too old, so that no request has to wait for it. Runs until

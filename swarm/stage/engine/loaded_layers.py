@@ -16,7 +16,7 @@ from swarm.errors import IllegalMove, ModelError
 from swarm.stage.engine.memory_plan import MemoryPlan
 from swarm.stage.executor import Progress, StopCheck
 from swarm.stage.model.adapter_folder import AdapterFolder
-from swarm.stage.model.build import Stage, add_adapter, drop_adapters
+from swarm.stage.model.build import Stage, add_adapter, keep_adapters
 from swarm.stage.model.loading import Modules, StageLoader
 from swarm.stage.native.memory import release_free_memory
 from swarm.wire.messages import LayerRange, Manifest, layers_of, to_ranges
@@ -42,6 +42,7 @@ class LoadedLayers:
         self.active: ActiveStage | None = None
         self._prepared: ActiveStage | None = None  # not active yet
         self._standby: dict[int, Modules] = {}  # by layer
+        self._dropping = threading.Lock()
         self.loading = threading.Lock()  # held from the first look at what is loaded until the new layers are listed
 
     @property
@@ -71,6 +72,7 @@ class LoadedLayers:
         self._prepared = ActiveStage(
             stage, standby, self._memory.kv_positions(*part), self._memory.reserved_bytes(*part)
         )
+        self._drop_stale()
         return self._prepared.kv_positions
 
     def activate(self, layers: LayerRange, kept: frozenset[int]) -> None:
@@ -102,12 +104,15 @@ class LoadedLayers:
                 stage, _ = self._loader.load(LayerRange(layer, layer + 1), {}, progress)
                 warm_up(stage)
                 self._standby = self._standby | {layer: stage.modules}
+                self._drop_stale()
         return to_ranges(self._standby)
 
     def add_adapters(self, adapters: Sequence[AdapterFolder], manifest: Manifest) -> None:
-        """Add adapters to all layers, now and as they are loaded. ``manifest`` counts them. Raises ``ModelError``; then
-        none of them is there."""
+        """Add adapters to all layers, now and as they are loaded. ``manifest`` counts them. Those that are there stay
+        as they are: steps use them. Raises ``ModelError``; then nothing has changed."""
         with self.loading:
+            present = {each.key for each in self._loader.adapters}
+            new = [each for each in adapters if each.key not in present]
             former, self._memory.manifest = self._memory.manifest, manifest
             try:
                 for each in (self.active, self._prepared):
@@ -119,20 +124,29 @@ class LoadedLayers:
                             reserved_bytes=each.reserved_bytes,
                         )
                 for name, module in self._all_modules():
-                    for adapter in adapters:
+                    for adapter in new:
                         add_adapter(module, name, adapter)
             except BaseException:
-                self.drop_adapters([adapter.key for adapter in adapters], former)
+                self._memory.manifest = former
+                self._drop_stale()
                 raise
             keys = {adapter.key for adapter in adapters}
             self._loader.adapters = (*(each for each in self._loader.adapters if each.key not in keys), *adapters)
 
     def drop_adapters(self, keys: Collection[str], manifest: Manifest) -> None:
-        """Drop adapters from all layers. ``manifest`` does not count them any more."""
+        """Drop adapters from all layers, without waiting for those that are loading. ``manifest`` does not count them
+        any more."""
         self._loader.adapters = tuple(each for each in self._loader.adapters if each.key not in keys)
-        for _, module in self._all_modules():
-            drop_adapters(module, keys)
+        self._drop_stale()
         self._memory.manifest = manifest
+
+    def _drop_stale(self) -> None:
+        """Drop adapters that are not to be there from what is loaded. Called after each change of either, so that
+        layers which were loading during a drop do not keep what they had at its beginning."""
+        with self._dropping:
+            keys = {adapter.key for adapter in self._loader.adapters}
+            for _, module in self._all_modules():
+                keep_adapters(module, keys)
 
     def _all_modules(self) -> list[tuple[str, Module]]:
         """Return what is loaded, in an order in which nothing is missed that ``activate`` moves meanwhile."""

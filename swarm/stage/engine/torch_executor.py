@@ -229,7 +229,7 @@ class TorchExecutor:
         for entry in entries:
             adapter = AdapterFolder(entry.name, entry.source)
             asset, sizes = adapter.asset(), self._kernels.adapter_bytes(adapter)
-            found = AdapterEntry(entry.name, entry.source, asset.digest, asset.num_bytes, sizes)
+            found = AdapterEntry(entry.name, adapter.source, asset.digest, asset.num_bytes, sizes)
             if entry.digest not in ("", found.digest):
                 raise ModelError(f"{entry.source} has other files here than the adapter {entry.name} of the swarm")
             adapter.key = found.key

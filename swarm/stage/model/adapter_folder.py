@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import xxhash
 from torch import nn
 
 from swarm.errors import ModelError
 from swarm.hub.headers import StoredTensor, read_header
-from swarm.hub.names import parse_name
+from swarm.hub.names import HubName, parse_name
 from swarm.stage.model.folder_files import read_json
 from swarm.stage.native.adapters import LowRank
 from swarm.stage.quantization.reading import read_tensor
@@ -51,6 +52,7 @@ class _AdaptedModule:
     down: StoredTensor
     up: StoredTensor
     scale: float
+    digest: str  # of all of this, with the weights
 
     @property
     def rank(self) -> int:
@@ -61,7 +63,7 @@ class AdapterFolder:
     """An adapter's folder. Raises ``ModelError`` with the file and the problem if it can't be served."""
 
     def __init__(self, name: str, source: str) -> None:
-        folder = _locate(source)
+        folder, self.source = _locate(source)  # the same files for whoever reads it later, if it is on a hub
         self.name, self._folder = name, folder
         self.key = name  # what rows have whose product it changes
         config = read_json(folder / CONFIG, "an adapter is a folder in peft's format")
@@ -69,12 +71,10 @@ class AdapterFolder:
         self._modules = _read_modules(folder, config)
 
     def asset(self) -> Asset:
-        """Return what identifies the adapter: its name, and size and digest of its files."""
-        paths = [self._folder / CONFIG, self._folder / WEIGHTS]
-        digest = xxhash.xxh3_128()
-        for path in paths:
-            digest.update(path.read_bytes())
-        return Asset(self.name, sum(path.stat().st_size for path in paths), digest.hexdigest())
+        """Return what identifies the adapter: its name, and size and digest of what it changes."""
+        modules = self._modules.values()
+        digest = xxhash.xxh3_128("".join(module.digest for module in modules).encode())
+        return Asset(self.name, sum(m.down.num_bytes + m.up.num_bytes for m in modules), digest.hexdigest())
 
     def check_model(self, model: nn.Module, layers: str) -> None:
         """Raise ``ModelError`` unless the adapter changes linear modules of this model's ``layers`` only."""
@@ -101,12 +101,19 @@ class AdapterFolder:
         return sizes
 
     def read(self, prefix: str) -> dict[str, LowRank]:
-        """Return the weights for the modules under ``prefix``, by their names in the model."""
-        return {
-            module: LowRank(read_tensor(adapted.down).float(), read_tensor(adapted.up).float(), adapted.scale)
-            for module, adapted in self._modules.items()
-            if module.startswith(prefix)
-        }
+        """Return the weights for the modules under ``prefix``, by their names in the model. Raises ``ModelError`` if
+        the file was changed since the folder was opened: layers that are loaded later must have the same adapter."""
+        found: dict[str, LowRank] = {}
+        for module, adapted in self._modules.items():
+            if module.startswith(prefix):
+                down, up = read_tensor(adapted.down), read_tensor(adapted.up)
+                if _digest(module, down, up, adapted.scale) != adapted.digest:
+                    raise ModelError(
+                        f"{self._described} has other weights for {module} now than when it was loaded: put the former "
+                        "files back, and load new ones from another folder"
+                    )
+                found[module] = LowRank(down.float(), up.float(), adapted.scale)
+        return found
 
     @property
     def _described(self) -> str:
@@ -120,18 +127,20 @@ class AdapterFolder:
         )
 
 
-def _locate(source: str) -> Path:
-    """Return an adapter's folder: a local one, or that of a name in the hub's cache, which is filled first."""
+def _locate(source: str) -> tuple[Path, str]:
+    """Return an adapter's folder: a local one, or that of a name in the hub's cache, which is filled first; and the
+    source, of a name on the hub with the commit."""
     path, name = Path(source).expanduser(), parse_name(source)
     if path.is_dir() or name is None or name.has_choice:
-        return path
+        return path, source
     try:
         from swarm.hub.adapter_lookup import look_up_adapter  # noqa: PLC0415 (slow to load, and seldom needed)
     except ImportError:
         raise ModelError(
             f"there is no directory {source}; to fetch it from a hub, install {with_extra('worker')}"
         ) from None
-    return look_up_adapter(name)
+    folder = look_up_adapter(name)
+    return folder, str(HubName(name.repository, folder.name))
 
 
 def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
@@ -177,7 +186,17 @@ def _read_module(
         raise ModelError(f"{folder / CONFIG} gives {module} rank {rank}, {WEIGHTS} has {stored}; at most {_MAX_RANK}")
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
         raise ModelError(f"{folder / CONFIG} has no usable lora_alpha")
-    return _AdaptedModule(tensors["A"], tensors["B"], alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+    scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    digest = _digest(module, read_tensor(tensors["A"]), read_tensor(tensors["B"]), scale)
+    return _AdaptedModule(tensors["A"], tensors["B"], scale, digest)
+
+
+def _digest(module: str, down: torch.Tensor, up: torch.Tensor, scale: float) -> str:
+    described = f"{module} {down.dtype} {[*down.shape]} {up.dtype} {[*up.shape]} {scale!r}"
+    digest = xxhash.xxh3_128(described.encode())
+    for tensor in (down, up):
+        digest.update(tensor.view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _pattern_value(config: Mapping[str, Any], patterns: str, default: str, module: str) -> Any:

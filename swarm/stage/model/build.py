@@ -13,7 +13,8 @@ import copy
 import dis
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -408,10 +409,10 @@ def add_adapter(module: nn.Module, name: str, adapter: AdapterFolder) -> None:
         raise adapter.unsupported(missing)
 
 
-def drop_adapters(module: nn.Module, keys: Collection[str]) -> None:
-    """Drop adapters from the products of a loaded module."""
+def keep_adapters(module: nn.Module, keys: AbstractSet[str]) -> None:
+    """Drop all adapters but these from the products of a loaded module."""
     for linear in _products(module):
-        linear.drop_adapters(keys)
+        linear.keep_adapters(keys)
 
 
 def _products(module: nn.Module) -> Iterator[NativeLinear]:

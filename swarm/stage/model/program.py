@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -23,7 +22,7 @@ from swarm.stage.attention import kernel_args, native_attention
 from swarm.stage.attention.passes import ForwardPass, use_pass
 from swarm.stage.executor import FenceRaised
 from swarm.stage.native import cores
-from swarm.stage.native.adapters import AdaptedRows, AdapterPart, RowAdapters, current_adapters, make_table
+from swarm.stage.native.adapters import AdaptedRows, AdapterPart, AdapterTable, RowAdapters, current_adapters
 from swarm.stage.native.linears import NativeLinear
 from swarm.wire.messages import LayerRange
 
@@ -146,7 +145,7 @@ class Program:
         self._embed, self._rotary, self._num_rotated = embed, rotary, num_rotated
         self._products = tuple(products)  # by slot
         # by adapter: its parts of the products, with one of them by which a table that is not valid any more shows
-        self._adapter_tables: dict[str, tuple[ctypes.Array[Any], NativeLinear, AdapterPart]] = {}
+        self._adapter_tables: dict[str, tuple[AdapterTable, NativeLinear, AdapterPart]] = {}
         self._owners = owners  # owners of the memory that the operations point to
         flat = [op for each in operations for op in each]
         self._ops, self._head = (Op * len(flat))(*flat), (Op * len(head))(*head)
@@ -203,7 +202,7 @@ class Program:
             raise ValueError(f"adapters of {len(adapters.which)} rows for {num_rows}")
         return adapters.table(map(self._adapter_table, adapters.names))
 
-    def _adapter_table(self, name: str) -> ctypes.Array[Any]:
+    def _adapter_table(self, name: str) -> AdapterTable:
         """Return an adapter's parts of the products. An adapter that was dropped and loaded again has other parts."""
         known = self._adapter_tables.get(name)
         if known is not None and known[1].adapters.get(name) is known[2]:
@@ -212,7 +211,7 @@ class Program:
             key: value for key, value in self._adapter_tables.items() if value[1].adapters.get(key) is value[2]
         }
         parts = [product.adapters.get(name) for product in self._products]
-        table = make_table(parts)
+        table = AdapterTable.of(parts)
         for product, part in zip(self._products, parts, strict=True):
             if part is not None:
                 self._adapter_tables[name] = table, product, part

@@ -12,7 +12,7 @@ import ctypes
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -115,26 +115,34 @@ class RowAdapters:
         indices = [names.index(name) if name else -1 for name in adapters]
         return cls(names, np.repeat(np.asarray(indices, np.int32), counts))
 
-    def table(self, tables: Iterable[ctypes.Array[Any]]) -> AdaptedRows:
+    def table(self, tables: Iterable[AdapterTable]) -> AdaptedRows:
         """Return the kernels' description, with the parts of each adapter in the order of ``names``."""
         return AdaptedRows(self.which, tuple(tables))
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterTable:
+    """An adapter's parts, by the numbers of their products; None: it leaves a product alone. It keeps them alive while
+    a step uses their addresses."""
+
+    parts: tuple[AdapterPart | None, ...]
+    native: ctypes.Array[native.NativeAdapter]
+
+    @classmethod
+    def of(cls, parts: Sequence[AdapterPart | None]) -> AdapterTable:
+        listed = [_NO_PART if part is None else part.native for part in parts]
+        return cls(tuple(parts), (native.NativeAdapter * len(listed))(*listed))
 
 
 class AdaptedRows:
     """Description of a step's adapters for our kernels: ``native`` is ``SwarmAdapted`` of kernels.h."""
 
-    def __init__(self, which: NDArray[np.int32], tables: tuple[ctypes.Array[Any], ...]) -> None:
+    def __init__(self, which: NDArray[np.int32], tables: tuple[AdapterTable, ...]) -> None:
         self._which, self._tables = which, tables
-        self._addresses = (_pointer * len(tables))(*(ctypes.addressof(table) for table in tables))
+        self._addresses = (_pointer * len(tables))(*(ctypes.addressof(table.native) for table in tables))
         self.native = native.NativeAdapted(
             which.ctypes.data, ctypes.addressof(self._addresses), len(tables), 0, None, 0
         )
-
-
-def make_table(parts: Iterable[AdapterPart | None]) -> ctypes.Array[Any]:
-    """Return an adapter's parts, by the numbers of their products; None: it leaves a product alone."""
-    listed = [_NO_PART if part is None else part.native for part in parts]
-    return (native.NativeAdapter * len(listed))(*listed)
 
 
 _current = threading.local()

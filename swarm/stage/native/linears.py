@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 
 import torch
 
@@ -12,11 +13,11 @@ from swarm.stage.native import cores
 from swarm.stage.native.adapters import (
     AdaptedRows,
     AdapterPart,
+    AdapterTable,
     LowRank,
     RowAdapters,
     Site,
     current_adapters,
-    make_table,
 )
 
 _BLOCK = 64  # outputs that are adjacent in a packed matrix
@@ -103,9 +104,10 @@ class NativeLinear(NativeModule):
             self.adapters = {**self.adapters, name: part}
         return modules
 
-    def drop_adapters(self, keys: Collection[str]) -> None:
-        if not self.adapters.keys().isdisjoint(keys):
-            self.adapters = {key: part for key, part in self.adapters.items() if key not in keys}
+    def keep_adapters(self, keys: AbstractSet[str]) -> None:
+        """Drop all adapters but these."""
+        if not self.adapters.keys() <= keys:
+            self.adapters = {key: part for key, part in self.adapters.items() if key in keys}
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         out = torch.empty((*rows.shape[:-1], self.out_features), dtype=self.dtype)
@@ -140,7 +142,7 @@ class NativeLinear(NativeModule):
     def _adapted(self, adapters: RowAdapters, num_rows: int) -> AdaptedRows:
         if len(adapters.which) != num_rows:
             raise ValueError(f"a product of {num_rows} rows in a step of {len(adapters.which)}, which have adapters")
-        return adapters.table(make_table([self.adapters.get(name)]) for name in adapters.names)
+        return adapters.table(AdapterTable.of([self.adapters.get(name)]) for name in adapters.names)
 
 
 class NativeGated(NativeLinear):

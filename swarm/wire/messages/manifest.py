@@ -40,7 +40,7 @@ AdapterName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._:/-]{
 
 class AdapterEntry(Record, frozen=True):
     """An adapter that is loaded at run time. ``source``: a folder that each worker has, or a name on a hub. ``digest``:
-    of its files; empty: any content will do. ``num_bytes``: their size. ``layer_bytes``: memory, by layer."""
+    of its weights; empty: any content will do. ``num_bytes``: their size. ``layer_bytes``: memory, by layer."""
 
     name: AdapterName
     source: Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]

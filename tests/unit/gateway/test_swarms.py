@@ -22,7 +22,8 @@ from swarm.gateway.completion.service import Caller, CompletionService
 from swarm.gateway.errors import ApiError
 from swarm.gateway.middleware.gateway_app import GatewayApp
 from swarm.gateway.resume_state import ResumeState
-from swarm.gateway.swarms import Swarms
+from swarm.gateway.swarms import ANYONE, Swarms
+from swarm.wire.messages import Asset
 from tests.unit.gateway.apis.feeding import served
 from tests.unit.gateway.test_doors import HELLO, Stream
 
@@ -53,11 +54,15 @@ class Client:
         self.name, self.url = name, f"tcp://{name}"
         self.is_away, self.has_answer = False, False
         self.asked: list[str] = []
+        self.adapters: tuple[Asset, ...] = ()
+        self.num_described = 0
 
     async def describe(self) -> Any:
+        self.num_described += 1
+        await asyncio.sleep(0)
         if self.is_away:
             await asyncio.Event().wait()
-        manifest = msgspec.structs.replace(TOY.manifest, name=self.name)
+        manifest = msgspec.structs.replace(TOY.manifest, name=self.name, adapters=self.adapters)
         return SimpleNamespace(manifest=manifest, state="serving", waits_for="", max_context=128)
 
     async def text_model(self) -> Any:
@@ -231,6 +236,24 @@ async def test_overflow_has_the_name_of_the_model_that_was_selected(gateway: Gat
         assert swarms.own_name(name, caller) == own
         if own is not None:
             assert (await swarms.select(name, caller))[1].name == own
+    await swarms.aclose()
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+async def test_an_adapter_is_known_as_soon_as_it_is_loaded(names: str) -> None:
+    """A name that is still unknown has the swarm described once more, also for many requests at a time."""
+    clients = [Client(name) for name in names]
+    swarms = Swarms([CompletionService(client) for client in clients])  # type: ignore[arg-type]
+    await swarms.select("a", ANYONE)
+    clients[-1].adapters = (Asset("red", 1, "d" * 32),)
+    service, served = await swarms.select("red", ANYONE)
+    assert (service, served.adapter) == (swarms.services[-1], "red")
+    before = [client.num_described for client in clients]
+    await asyncio.gather(*(swarms.select("gpt", ANYONE) for _ in range(20)), return_exceptions=True)
+    assert all(client.num_described <= count + 2 for client, count in zip(clients, before, strict=True))
+    before = [client.num_described for client in clients]
+    await swarms.select("red", ANYONE)
+    assert [client.num_described for client in clients] == before
     await swarms.aclose()
 
 

@@ -40,6 +40,22 @@ def test_an_adapter_is_loaded_once_and_reported_with_its_digest(stage: StageBenc
     assert stage.core.adapters.entries == (RED,)
 
 
+def test_an_order_that_crosses_its_answer_does_not_load_again(stage: StageBench) -> None:
+    order(stage, 1, ASKED)
+    stage.feed(AdaptersLoaded((RED,)))
+    assert order(stage, 1, ASKED) == [answer(stage, 1, RED)]
+    assert of_adapters(stage.run(step_of(1))) == []  # nor does it drop what is loaded
+    assert order(stage, 2, ASKED) == [act.LoadAdapters((ASKED,))]  # another load, maybe of other files
+
+
+def test_a_number_that_another_order_had_is_a_new_order(stage: StageBench) -> None:
+    """A broker counts from 1 again when it restarts, maybe while the order of the former one is followed."""
+    order(stage, 1, RED)
+    assert order(stage, 1, BLUE) == []
+    assert of_adapters(stage.feed(AdaptersLoaded((RED,)))) == [act.LoadAdapters((BLUE,))]
+    assert of_adapters(stage.feed(AdaptersLoaded((BLUE,)))) == [answer(stage, 1, BLUE), act.DropAdapters((RED.key,))]
+
+
 def test_a_failed_load_changes_nothing_and_may_succeed_later(stage: StageBench) -> None:
     order(stage, 1, RED)
     stage.feed(AdaptersLoaded((RED,)))

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from swarm.broker.actions import SendToWorker, WriteAdapters
-from swarm.broker.members.adapters import LOAD_S, RESEND_S
+from swarm.broker.actions import SendToWorker, WriteAdapters, WriteLog
+from swarm.broker.members.adapters import GIVE_UP_S, LOAD_S, RESEND_S
+from swarm.broker.state.adapters import MAX_RETRY_S
 from swarm.broker.state.journal_snapshot import JournalSnapshot
 from swarm.testing import fake_manifest
 from swarm.wire.messages import (
@@ -18,6 +19,7 @@ from swarm.wire.messages import (
     AdaptersSet,
     Cancel,
     Denied,
+    Finished,
     Json,
     Rejected,
     Report,
@@ -29,6 +31,7 @@ from tests.unit.broker.bench import Bench, said, settings, submit
 
 MakeBench = Callable[..., Bench]
 LOAD = AdapterCommand(verb="load", name="red", source="/red")
+LOAD_BLUE = AdapterCommand(verb="load", name="blue", source="/blue")
 DROP = AdapterCommand(verb="drop", name="red")
 MODEL = fake_manifest()
 
@@ -136,6 +139,16 @@ def test_unlike_files_are_refused(bench: Bench) -> None:
     )
 
 
+def test_the_commit_of_a_hub_is_kept(bench: Bench) -> None:
+    """So that a worker that joins later has the same files; two commits may have the same ones."""
+    bench.serve()
+    bench.say(AdapterCommand(verb="load", name="red", source="me/red"))
+    found = [msgspec.structs.replace(entry(), source=f"me/red@{digit * 40}") for digit in "ab"]
+    answer(bench, "w0", found[0])
+    answer(bench, "w1", found[1])
+    assert bench.state.adapters.entries == (found[0],)
+
+
 def test_a_load_has_a_deadline_and_its_order_is_repeated(bench: Bench) -> None:
     bench.serve()
     bench.say(LOAD)
@@ -175,6 +188,101 @@ def test_a_worker_without_the_adapters_loads_them_before_it_is_admitted(bench: B
     bench.take()
     bench.tell("w2", worker.hello(adapters=(entry(),)))
     assert [a for a in bench.log if isinstance(a, SendToWorker) and isinstance(a.message, Welcome)]
+
+
+def fail_to_load(bench: Bench, name: str, after_s: float) -> list[SetAdapters]:
+    """A worker that can't load what it is ordered to repeats Hello for a while, and is not admitted. Its orders."""
+    found: list[SetAdapters] = []
+    until = bench.now + after_s
+    while bench.now < until:
+        worker = bench.workers[name]
+        sent = bench.tell(name, worker.hello())
+        orders = [a.message for a in sent if isinstance(a, SendToWorker) and isinstance(a.message, SetAdapters)]
+        if orders:
+            bench.tell(name, AdaptersSet(incarnation=worker.incarnation, number=1, problem="/red is missing"))
+        found += orders
+        bench.tick(2.0)
+    return found
+
+
+def is_member(bench: Bench, name: str) -> bool:
+    worker = bench.state.workers.get(bench.workers[name].incarnation)
+    return worker is not None and not worker.is_gone
+
+
+def test_a_worker_that_can_t_load_an_adapter_is_ordered_ever_less_often_and_warned_of_once(bench: Bench) -> None:
+    loaded(bench)
+    bench.add("w2")
+    orders = fail_to_load(bench, "w2", 300)
+    assert 6 <= len(orders) <= 10
+    notes = [a for a in bench.log if isinstance(a, WriteLog) and a.event == "worker_lacks_adapters"]
+    assert len(notes) == 1
+    bench.say(LOAD_BLUE)  # another set, which it may be able to load
+    for name in ("w0", "w1"):
+        answer(bench, name, entry(), entry("blue"))
+    assert [order.adapters for order in fail_to_load(bench, "w2", 1)] == [(entry(), entry("blue"))]
+
+
+def test_requests_of_a_dropped_adapter_fail_if_no_worker_can_load_it(bench: Bench) -> None:
+    """Nothing but their adapter keeps the swarm from a plan: after a while the others are answered."""
+    loaded(bench)
+    assert refusal(bench, "red", "red") == refusal(bench, "plain", "") == ""
+    bench.lose("w0")
+    bench.lose("w1")
+    bench.pipe.clear()
+    bench.add("w2")
+    fail_to_load(bench, "w2", 2 * GIVE_UP_S)
+    assert not is_member(bench, "w2")  # nothing is given up that was not dropped
+    assert not bench.state.requests["red"].has_ended
+    bench.say(DROP)
+    fail_to_load(bench, "w2", MAX_RETRY_S)
+    assert bench.state.requests["red"].has_ended
+    (end,) = [message for message in said(bench.log, Finished) if isinstance(message, Finished)]
+    assert (end.reason, end.detail) == ("failed", "red was dropped, and worker w2 can't load it: /red is missing")
+    assert is_member(bench, "w2")
+    bench.join("w3")
+    bench.tick(10)
+    assert bench.state.plans.is_serving
+    assert not bench.state.requests["plain"].has_ended
+    assert bench.state.adapters.entries == ()
+
+
+def test_requests_of_a_dropped_adapter_go_on_while_the_swarm_serves_or_waits_shortly(bench: Bench) -> None:
+    loaded(bench)
+    assert refusal(bench, "red", "red") == ""
+    bench.say(DROP)
+    bench.add("w2")
+    fail_to_load(bench, "w2", 2 * GIVE_UP_S)
+    assert not bench.state.requests["red"].has_ended
+    assert not is_member(bench, "w2")
+    bench.lose("w1")
+    bench.pipe.clear()
+    assert fail_to_load(bench, "w2", GIVE_UP_S - 4)
+    assert not bench.state.requests["red"].has_ended
+
+
+def test_a_problem_of_another_adapter_fails_no_request(bench: Bench) -> None:
+    """A worker loads what was dropped after all others."""
+    loaded(bench)
+    bench.say(LOAD_BLUE)
+    for name in ("w0", "w1"):
+        answer(bench, name, entry(), entry("blue"))
+    assert refusal(bench, "red", "red") == ""
+    bench.say(DROP)
+    bench.lose("w0")
+    bench.lose("w1")
+    bench.pipe.clear()
+    bench.add("w2")
+    orders = fail_to_load(bench, "w2", 3 * GIVE_UP_S)
+    assert {order.adapters for order in orders} == {(entry("blue"),)}
+    assert not bench.state.requests["red"].has_ended
+
+
+def test_workers_drop_what_a_broker_left_that_ended_in_its_first_load(bench: Bench) -> None:
+    worker = bench.add("w0")
+    bench.tell("w0", worker.hello(adapters=(entry(),)))
+    bench.tick()
+    assert ordered(bench) == {"w0": SetAdapters(number=1, adapters=())}
 
 
 def test_an_older_worker_is_refused_where_adapters_are_loaded(bench: Bench) -> None:
