@@ -43,11 +43,15 @@ async def _ended(swarm: Swarm) -> None:
 async def test_a_broker_is_killed(bench: Bench, swarm: Swarm) -> None:
     """Clients see a pause. What every stage held goes on without anything being computed again; and so twice."""
     async with bench.under_load(warm=60, speculation="off"):
-        for _ in range(2):
+        num_taken_back = 0
+        for _ in range(10):  # all answers may just have begun
             _restart(swarm)
-            found = await bench.until(lambda s: s.get("sequences_taken_back", 0) > 0)
+            found = await bench.until(lambda s: s.get("tokens", 0) > 60)
             assert found.get("replayed_layer_positions", 0) == 0
-            await bench.until(lambda s: s.get("tokens", 0) > 20)
+            num_taken_back += found.get("sequences_taken_back", 0) > 0
+            if num_taken_back == 2:
+                break
+        assert num_taken_back == 2
 
 
 @pytest.mark.parametrize(

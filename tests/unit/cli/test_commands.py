@@ -56,6 +56,8 @@ ASKING: dict[tuple[str, ...], tuple[str, ...]] = {
     ("swarmctl", "rebalance"): (),
     ("swarmctl", "standby"): (),
     ("swarmctl", "upgrade"): ("--rolling",),
+    ("swarmctl", "adapters", "load"): ("red", "owner/red"),
+    ("swarmctl", "adapters", "drop"): ("red",),
 }
 
 KEYS = {("swarmctl", "keys", name) for name in ("add", "list", "revoke", "rotate", "show")}  # on a file, too
