@@ -57,6 +57,19 @@ class GatewaySettings(Section):
         default=ByteSize(16 << 20),
         description="Bytes of a request's body. Far above any prompt; below what would hurt when many arrive together.",
     )
+    max_images: int = Field(default=16, ge=0, le=64, description="Images in a request.")
+    max_image_pixels: int = Field(
+        default=32_000_000,
+        ge=1,
+        description="Pixels of an image as it comes; a larger one is refused before it is decoded.",
+    )
+    image_tokens: int = Field(
+        default=1024,
+        ge=1,
+        le=4096,
+        description="Tokens of an image; a larger one is shrunk. The first stage computes it in one step, while other "
+        "sequences wait.",
+    )
     head_timeout_s: Seconds = Field(
         default=10.0, description="Seconds that a client may take to send the head of a request."
     )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from swarm.params import SamplingParams, VectorKind
+    from swarm.params import ImageSpan, SamplingParams, VectorKind
     from swarm.wire.messages import (
         Failure,
         ForcedTokens,
@@ -111,6 +111,8 @@ class Batch:
     vectors: tuple[VectorJob, ...] = ()  # jobs of the last stage, in the order of their rows
     prompts: tuple[PromptJob, ...] = ()  # likewise
     adapters: tuple[str, ...] = ()  # of each row, "" for none; empty if no row has any
+    images: tuple[tuple[ImageSpan, ...], ...] = ()  # of each row's sequence; empty if no sequence has any
+    pixels: Mapping[str, bytes] = field(default_factory=dict)  # on the first stage, of the rows' images, by digest
 
 
 @dataclass(frozen=True, slots=True)

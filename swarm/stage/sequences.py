@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from swarm.params import ImageSpan
 from swarm.stage.actions import (
     Action,
     ForkSequence,
@@ -65,7 +66,10 @@ class StoredSequence:
 
     def digests(self) -> tuple[int, ...]:
         """Return digests of the certain tokens from which the keys and values were computed."""
-        return prefix_digests(self.history, self.verified(max(r.position for r in self.kv)), self.open.params.adapter)
+        params = self.open.params
+        return prefix_digests(
+            self.history, self.verified(max(r.position for r in self.kv)), params.adapter, params.images
+        )
 
     def set_position(self, layers: LayerRange, position: int, num_proposed: int = 0) -> None:
         """Set the position in all of the stage's layers. The last ``num_proposed`` positions are of proposals."""
@@ -136,6 +140,11 @@ def _merge(ranges: list[RangePosition]) -> list[RangePosition]:
         else:
             merged.append(item)
     return merged
+
+
+def pixels_of(step: Step) -> dict[str, bytes]:
+    """Return the pixels that came with a step, by the digests of their images."""
+    return {image.digest: image.pixels for image in step.pixels or ()}
 
 
 def row_error(sequences: Mapping[int, StoredSequence], rows: tuple[Row, ...]) -> str | None:
@@ -238,12 +247,19 @@ class SequenceStore:
             vectors=tuple(vectors),
             prompts=tuple(prompts),
             adapters=self.adapters(step.rows),
+            images=self.images(step.rows),
+            pixels=pixels_of(step),
         )
 
     def adapters(self, rows: tuple[Row, ...]) -> tuple[str, ...]:
         """Return the adapter of each row, for the batch."""
         names = tuple(self.sequences[row.sequence].open.params.adapter for row in rows)
         return names if any(names) else ()
+
+    def images(self, rows: tuple[Row, ...]) -> tuple[tuple[ImageSpan, ...], ...]:
+        """Return the images of each row's sequence, for the batch."""
+        images = tuple(self.sequences[row.sequence].open.params.images for row in rows)
+        return images if any(images) else ()
 
     def apply_header(self, step: Step, layers: LayerRange) -> str | None:
         """Retire, release, open and truncate sequences, in this order; return an error text if that is impossible.

@@ -97,7 +97,9 @@ class RunningStep:
         step = self.arrived.step
         hops = (*step.hops, hop)
         if not is_last:
-            return SendStep(msgspec.structs.replace(step, hops=hops, tensor=None), forwarded.hidden)
+            return SendStep(
+                msgspec.structs.replace(step, hops=hops, tensor=None, pixels=msgspec.UNSET), forwarded.hidden
+            )
         done = StepDone(
             epoch=step.epoch,
             step=step.step,

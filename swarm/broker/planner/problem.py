@@ -76,6 +76,7 @@ class ModelSizes:
     buffer_bytes: int = OVERHEAD_BYTES  # needed on every stage for computing a step, besides weights and KV cache
     shared_bytes: int = 0  # of embedding and head, which a stage with both holds once
     head_buffer_bytes: int = OVERHEAD_BYTES  # needed instead of ``buffer_bytes`` on the stage with the head
+    first_layers: int = 1  # the first stage has at least these layers
 
     @property
     def num_layers(self) -> int:
@@ -130,6 +131,7 @@ class ModelSizes:
             hop_bytes=0,
             buffer_bytes=max(OVERHEAD_BYTES, buffers),
             head_buffer_bytes=max(OVERHEAD_BYTES, buffers + logits),
+            first_layers=1 if manifest.vision is None else min(manifest.vision.num_layers, manifest.num_layers),
         )
 
 

@@ -77,7 +77,7 @@ def _find_allowed(model: ModelSizes, device: Device, kv_positions: int) -> NDArr
     buffers[:, -1] = model.head_buffer_bytes
     kv = np.floor(kv_positions * range_sums(list(model.kv_bytes)) / device.kv_share)
     fits = weights + np.maximum(buffers, kv) <= device.memory_bytes - device.standby_bytes
-    allowed: NDArray[np.bool_] = (stop > first) & fits
+    allowed: NDArray[np.bool_] = (stop > first) & fits & (stop >= model.first_layers)
     if device.max_layers is not None:
         allowed &= stop - first <= device.max_layers
     if device.pinned is not None:

@@ -7,6 +7,8 @@ is an answer to the question and never a ``Rejected`` message, which would end a
 
 from __future__ import annotations
 
+import msgspec
+
 from swarm.broker.actions import Outbox, SendToClient
 from swarm.broker.requests.tokens import TokenDelivery, build_finished
 from swarm.broker.state import Request, Sequence, SequenceState
@@ -27,7 +29,7 @@ class RequestLookups:
     def answer(self, client: bytes, question: RequestQuestion, request: Request) -> None:
         """Send the answer."""
         if isinstance(question, GetRequest):
-            self._out.append(SendToClient(client, RequestDetails(submit=request.submit)))
+            self._out.append(SendToClient(client, RequestDetails(submit=_without_pixels(request.submit))))
         elif question.index >= len(request.sequences):
             reason = f"the request has {len(request.sequences)} continuations, there is no number {question.index}"
             self.refuse(client, question, RequestRefusal("invalid", reason))
@@ -61,8 +63,13 @@ class RequestLookups:
             logprobs=tuple(sequence.logprobs[start:stop]) if submit.params.logprobs is not None else (),
             hops=tuple(sequence.hops[start:stop]),
             finished=build_finished(sequence) if has_ended and stop == sequence.num_generated else None,
-            submit=submit if (question.index, question.start) == (0, 0) else None,
+            submit=_without_pixels(submit) if (question.index, question.start) == (0, 0) else None,
         )
+
+
+def _without_pixels(submit: Submit) -> Submit:
+    """Return the submission as clients get it back."""
+    return msgspec.structs.replace(submit, pixels=()) if submit.pixels else submit
 
 
 def _page_size(submit: Submit, sequence: Sequence) -> int:

@@ -121,7 +121,8 @@ class RequestHandler:
         return request
 
     def _resubmit(self, existing: Request, client: bytes, submit: Submit) -> None:
-        if existing.submit != msgspec.structs.replace(submit, v=existing.submit.v):
+        # the digests of images stand for their pixels, which an ended request lacks
+        if existing.submit != msgspec.structs.replace(submit, v=existing.submit.v, pixels=existing.submit.pixels):
             reason = f"request id {submit.request_id} is in use for another request: choose a new one"
             self._delivery.reject(client, submit.request_id, RequestRefusal("conflict", reason))
             return

@@ -14,8 +14,11 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
+import msgspec
+
 from swarm.broker.state.lifecycle import ALLOWED_STATES, TRANSITIONS, Rebuild, SequenceState
 from swarm.errors import IllegalMove
+from swarm.params import ImageSpan
 from swarm.wire.messages import BLOCK, FinishReason, Hop, Submit, TokenLogprob
 
 
@@ -100,6 +103,16 @@ class Sequence:
     def adapter(self) -> str:
         """Name of the adapter that changes the model's layers; empty if there is none."""
         return self.request.submit.params.adapter
+
+    @property
+    def images(self) -> tuple[ImageSpan, ...]:
+        """The images in its prompt."""
+        return self.request.submit.params.images
+
+    def pixels(self, start: int, stop: int) -> dict[str, bytes]:
+        """Return the pixels of the images of which these positions have tokens, by digest."""
+        every = zip(self.images, self.request.submit.pixels, strict=True)
+        return {image.digest: pixels for image, pixels in every if image.overlaps(start, stop)} if self.images else {}
 
     @property
     def num_prompt(self) -> int:
@@ -501,6 +514,11 @@ class Request:
     @property
     def id(self) -> str:
         return self.submit.request_id
+
+    def drop_pixels(self) -> None:
+        """Drop the pixels of its images once all of its sequences have ended: nothing is computed of it any more."""
+        if self.submit.pixels and self.is_end_written:
+            self.submit = msgspec.structs.replace(self.submit, pixels=())
 
     def start_grace(self, grace_s: float, now: float) -> None:
         """Detach the request from its reader. It runs for another ``grace_s`` seconds, in which a client may attach to

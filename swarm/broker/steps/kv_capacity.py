@@ -86,7 +86,9 @@ class KvAllocator:
         """Admit a sequence that starts from a cached prefix. Return False if there is none, or no capacity without
         evicting it."""
         state = self.state
-        prefix = None if sequence.starts_from_nothing else state.prefix.find(sequence.tokens, sequence.adapter)
+        prefix = None
+        if not sequence.starts_from_nothing:
+            prefix = state.prefix.find(sequence.tokens, sequence.adapter, sequence.images)
         if prefix is None:
             return False
         source, position = prefix

@@ -29,10 +29,11 @@ wait.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from swarm.broker.planner.pauses import MAX_PAUSE_S, resumes_at_once, step_pause_s
@@ -44,8 +45,8 @@ from swarm.broker.steps.proposals import choose_proposals, refused_positions
 from swarm.broker.steps.restoring import begin_restore
 from swarm.wire.messages import (
     BLOCK,
-    MAX_HEADER_BYTES,
     MAX_ROWS,
+    ImagePixels,
     Open,
     ProposedTail,
     Row,
@@ -70,8 +71,10 @@ MAX_DEFERRED = 256  # sequences that wait for another one's prompt and are skipp
 # tokens; prompts are not split into smaller parts over the micro-batches, since each part reads all weights
 MIN_PROMPT_SHARE = 64
 # maximum size of ``Open`` records in a step's header; the rest of the header is far shorter
-MAX_OPEN_BYTES = MAX_HEADER_BYTES // 2
-MAX_VECTOR_BYTES = MAX_HEADER_BYTES // 2  # maximum size of the vectors that a step returns, likewise
+MAX_OPEN_BYTES = 4 << 20
+MAX_VECTOR_BYTES = 4 << 20  # maximum size of the vectors that a step returns, likewise
+# tokens of the images that a step has tokens of, if there are several: the first stage computes each image whole
+MAX_SEEN = 512
 # prompt tokens of a step with log probabilities: the last stage holds logits for each, as for each decode
 MAX_SCORED = 128
 NO_SPECULATION = Speculation(mode="off")
@@ -301,6 +304,7 @@ def _choose(
     left = _prompt_tokens(state, settings, len(chosen), reserved, most_in_flight)
     vector_bytes = 0  # of the vectors that the step returns
     scored = 0  # prompt tokens whose log probabilities the step returns
+    seen = 0  # tokens of images that the step has tokens of
     prefilling = () if not left else state.running.prefilling if eligible is None else eligible.prefilling
     for sequence in prefilling:
         if left <= 0 or len(chosen) >= MAX_ROWS:
@@ -310,8 +314,9 @@ def _choose(
         count = min(sequence.pending, settings.prefill_chunk, left)
         if sequence.lacks_prompt_logprobs:
             count = min(count, MAX_SCORED - scored)
-            if not count:
-                continue
+        count, seen = _limit_images(sequence, count, seen)
+        if not count:
+            continue
         returned = _returned_bytes(state, sequence, count)
         if vector_bytes and vector_bytes + returned > MAX_VECTOR_BYTES:
             continue
@@ -323,6 +328,18 @@ def _choose(
             open_bytes += _open_bytes(sequence)
     # A sequence chosen early may have been preempted since by a later one of higher rank.
     return [(sequence, count) for sequence, count in chosen if sequence.state is SequenceState.RUNNING]
+
+
+def _limit_images(sequence: Sequence, count: int, seen: int) -> tuple[int, int]:
+    """Return how many of the sequence's next ``count`` tokens may join a step that has ``seen`` tokens of images, and
+    how many it has then. One image of any size fits into each step."""
+    start = sequence.scheduled
+    for image in sequence.images:
+        if image.overlaps(start, start + count):
+            if seen and seen + image.num_tokens > MAX_SEEN:
+                return max(0, image.start - start), seen
+            seen += image.num_tokens
+    return count, seen
 
 
 def _fits_into_header(sequence: Sequence, open_bytes: int) -> bool:
@@ -429,6 +446,7 @@ def _build(
     opens: list[Open] = []
     truncates = refused_positions(state, (sequence for sequence, _ in chosen)) if state.to_truncate else []
     unshared: list[int] = []
+    pixels: dict[str, bytes] = {}
     for sequence, count in (*((sequence, 0) for sequence in unopened), *chosen):
         if not sequence.is_open_in_stages:
             opens.append(build_open(sequence))
@@ -445,6 +463,7 @@ def _build(
         rows.append(Row(sequence.id, start, count + len(proposed), sequence.scheduled == sequence.sampled))
         tokens.extend(sequence.tokens[start : sequence.scheduled])
         tokens.extend(proposed)
+        pixels |= sequence.pixels(start, sequence.scheduled)
     step = Step(
         epoch=state.plans.current.epoch,
         step=state.next_step,
@@ -457,9 +476,15 @@ def _build(
         alone=not state.in_flight,
         unshared=tuple(unshared) or UNSET,
         proposed=tuple(ProposedTail(s, len(proposal.tokens)) for s, proposal in proposals.items()) or UNSET,
+        pixels=image_pixels(pixels),
     )
     state.record_dispatch(len(tokens), tuple((s, s.scheduled) for s, _ in chosen), now, proposals)
     return step
+
+
+def image_pixels(pixels: Mapping[str, bytes]) -> tuple[ImagePixels, ...] | UnsetType:
+    """Return a step's field with the pixels of its images, given by digest."""
+    return tuple(ImagePixels(*each) for each in pixels.items()) or UNSET
 
 
 def build_open(sequence: Sequence) -> Open:
@@ -493,7 +518,7 @@ def acknowledge(state: State, reached: tuple[SequencePosition, ...], flight: InF
             continue  # preempted since
         if sequence.state is SequenceState.RUNNING:
             sequence.acknowledge(position)
-            state.prefix.acknowledge(sequence_id, sequence.tokens, sequence.kv, sequence.adapter)
+            state.prefix.acknowledge(sequence_id, sequence.tokens, sequence.kv, sequence.adapter, sequence.images)
             if not keeps_kv and sequence.kv == sequence.scheduled == sequence.sampled:
                 sequence.drop_kv()
                 state.running.refresh(sequence)

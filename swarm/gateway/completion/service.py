@@ -22,6 +22,7 @@ from swarm.gateway.completion.assembler import AnswerAssembler
 from swarm.gateway.completion.served_model import API_DEFAULTS, RequestDefaults, ServedModel
 from swarm.gateway.completion_request import CompletionRequest, Tool, ToolOptions
 from swarm.gateway.errors import ApiError, ContextOverflow, invalid_field, to_api_error
+from swarm.gateway.images import DEFAULT_RULES, ImageRules, have_images, place_images, take_images
 from swarm.gateway.reasoning.format import ReasoningStart
 from swarm.gateway.resume_state import ResumeState
 from swarm.gateway.thread_pool import BoundedThreadPool
@@ -94,9 +95,11 @@ class CompletionService:
         parse_special: bool = False,
         ignore_unknown_fields: bool = False,
         defaults: RequestDefaults = API_DEFAULTS,
+        images: ImageRules = DEFAULT_RULES,
     ) -> None:
         """Create the service. ``parse_special``: special tokens in messages become control tokens.
-        ``ignore_unknown_fields``: bodies may have unknown fields. ``defaults``: for requests that give no value."""
+        ``ignore_unknown_fields``: bodies may have unknown fields. ``defaults``: for requests that give no value.
+        ``images``: limits of images."""
         self.client = client
         self.body_threads = BoundedThreadPool("bodies", 1)
         self._prompt_threads, self._long_prompt_threads = (
@@ -106,7 +109,7 @@ class CompletionService:
         self._parse_special = parse_special
         self._aliases = tuple(aliases)
         self._ignore_unknown_fields = ignore_unknown_fields
-        self._defaults = defaults
+        self._defaults, self._images = defaults, images
         self._served: ServedModel | None = None  # the model that was served last
         self._description: Description | None = None  # the last description, None after a failure
         self._described_at = 0.0  # time of the last description, by the loop's clock
@@ -193,6 +196,7 @@ class CompletionService:
             served = await asyncio.to_thread(ServedModel.create, manifest, text, description.max_context, self._aliases)
             served.vocabulary, self._served = words, served
             served.ignores_unknown_fields, served.defaults = self._ignore_unknown_fields, self._defaults
+            served.images = self._images
         served.max_context = description.max_context
         return served
 
@@ -219,7 +223,7 @@ class CompletionService:
     ) -> tuple[CompletionRequest, tuple[int, ...], ReasoningStart]:
         size = prompt_size(request, MEDIUM_PROMPT)
         how = ChatRendering(parse_special=self._parse_special, continues=request.continues)
-        if size <= SHORT_PROMPT:
+        if size <= SHORT_PROMPT and not have_images(request.messages):
             try:
                 return prepare_prompt(request, served, replace(how, time_s=INLINE_TEMPLATE_S))
             except TemplateTooSlow:  # this template is slow, and the next one may be, too: retry in a thread
@@ -265,6 +269,7 @@ class CompletionService:
                 keep_s=request.keep_s,
                 speculation=request.speculation,
                 memo="" if memo is None else memo.encode(),
+                pixels=request.pixels,
                 visible=_visible_tokens(
                     prepared.served, request.tools, prepared.reasoning, show_special=request.show_special
                 ),
@@ -385,7 +390,15 @@ def prepare_prompt(
     """Return the request with the grammar that its tools need, its prompt's tokens, and how its answer begins."""
     limits_text = request.params.grammar is not None or request.tools.choice in ("required", "named")
     request = add_tool_grammar(request, served)
+    field = request.client_name_of("prompt")
+    messages, images = take_images(request.messages or (), served, field)
+    if images:
+        request = replace(request, messages=messages)
     ids = encode_prompt(request, served, how)
+    if images and served.manifest.vision is not None:
+        ids, spans = place_images(ids, images, served.manifest.vision, field)
+        params = msgspec.structs.replace(request.params, images=spans)
+        request = replace(request, params=params, pixels=tuple(image.pixels for image in images))
     if request.messages is None:
         return request, ids, "none"
     return begin_thinking(request, ids, served, limits_text=limits_text)

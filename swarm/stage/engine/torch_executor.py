@@ -23,6 +23,7 @@ from swarm.stage.engine.batch_sampling import BatchSamples, sample_batch
 from swarm.stage.engine.device import free_memory, make_clock, memory_stats, parse_device, release_cached
 from swarm.stage.engine.forward import copy_to_array, run_batch
 from swarm.stage.engine.grammars import GrammarMasks
+from swarm.stage.engine.images import MANY_PATCHES, ImageEncoder
 from swarm.stage.engine.kernel_report import describe_code, describe_fallback
 from swarm.stage.engine.kv_transfers import KvTransfers
 from swarm.stage.engine.loaded_layers import LoadedLayers
@@ -38,6 +39,7 @@ from swarm.stage.model.build import Stage, choose_dtype
 from swarm.stage.model.checkpoint import Checkpoint
 from swarm.stage.model.loading import StageLoader, log_fetching
 from swarm.stage.model.location import locate_model
+from swarm.stage.model.vision_tower import ImageRows
 from swarm.stage.native import cores
 from swarm.stage.native.memory import release_free_memory
 from swarm.stage.quantization.at_load import AS_STORED, Quantization
@@ -120,6 +122,7 @@ class TorchExecutor:
         self._counters = _Counters()
         self._cache_stats = CacheStats()
         self._vectors = VectorPool()
+        self._images = ImageEncoder()
         self._grammars = GrammarMasks(self._checkpoint.folder, self._manifest.eos_token_ids)
 
     @property
@@ -293,6 +296,7 @@ class TorchExecutor:
             raise KvFull(f"{self._arena.used} positions are in use, the capacity is {self.kv_capacity()}")
         threads = self.threads_alone if batch.alone else self.threads
         try:
+            images = self._find_images(stage, batch, threads, fenced, progressed)
             result = run_batch(
                 stage,
                 self._arena,
@@ -304,6 +308,7 @@ class TorchExecutor:
                 cache_stats=self._cache_stats,
                 on_layers_done=lambda: left_layers.append(clock.mark()),
                 on_pooled=pooled.append,
+                images=images,
             )
         except FenceRaised:
             self._counters.fenced += 1
@@ -335,6 +340,23 @@ class TorchExecutor:
             vectors=vectors.vectors,
             prompt_logprobs=prompts.items,
         )
+
+    def _find_images(
+        self,
+        stage: Stage,
+        batch: Batch,
+        threads: int,
+        fenced: Callable[[], bool] = lambda: False,
+        progressed: Callable[[], None] = lambda: None,
+    ) -> ImageRows | None:
+        """Return the batch's tokens of images with their features, if this stage embeds. Raises ``IllegalMove`` if the
+        model has no vision tower."""
+        if any(batch.images) and self._manifest.vision is None:
+            raise IllegalMove(f"{self._manifest.name} reads text only, and images came")
+        if not any(batch.images) or stage.tower is None:
+            return None
+        with cores.computing(threads, MANY_PATCHES), torch.inference_mode():
+            return self._images.find_rows(stage.tower, batch, fenced, progressed)
 
     def _check_adapters(self, batch: Batch) -> None:
         """Raise ``IllegalMove`` for an adapter that is not loaded: the row would silently be computed without it."""
@@ -372,7 +394,8 @@ class TorchExecutor:
         threads = self.threads_alone if batch.alone else self.threads
         for row in batch.rows:
             self._arena.mark_used(row)
-        result = run_batch(stage, self._arena, batch, head_rows=head_rows, threads=threads)
+        images = self._find_images(stage, batch, threads)
+        result = run_batch(stage, self._arena, batch, head_rows=head_rows, threads=threads, images=images)
         if result is None or not stage.has_head:
             raise IllegalMove(f"the stage of layers {stage.layers} has no head")
         return result
@@ -417,6 +440,7 @@ class TorchExecutor:
         self._rechecker.drop()
         release_free_memory()
         release_cached(self._device)
+        self._images.clear()
 
     def stats(self) -> dict[str, float]:
         return {

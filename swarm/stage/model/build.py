@@ -13,7 +13,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +31,16 @@ from swarm.stage.executor import FenceRaised
 from swarm.stage.matmul import experts, linears
 from swarm.stage.matmul.elementwise import AlignedActivation, is_activation
 from swarm.stage.matmul.raw_matmul import wrap_matrices
-from swarm.stage.model import older_kinds, program, recipes, text_models
+from swarm.stage.model import older_kinds, program, recipes, text_models, vision_tower
 from swarm.stage.model.adapter_folder import AdapterFolder
 from swarm.stage.model.checkpoint import Checkpoint, HeadKind, is_classifier, read_architecture
-from swarm.stage.model.configuration import check_config, read_config
+from swarm.stage.model.configuration import check_config, read_config, read_whole_config
 from swarm.stage.model.conversion import ConvertedSource, FolderSource, ModelSource, WeightSource
 from swarm.stage.model.gguf_source import GgufSource
 from swarm.stage.model.kinds import check_folder
 from swarm.stage.model.portable_math import portable_math
 from swarm.stage.model.rope import RopeTable, is_rotary
+from swarm.stage.model.vision_tower import VisionTower
 from swarm.stage.modules import families, fused
 from swarm.stage.modules.matrices import JoinedProducts, make_linear, name_outputs
 from swarm.stage.modules.reading import Matrix, RowKind, WeightReader
@@ -47,7 +48,7 @@ from swarm.stage.native.linears import NativeLinear, NativeModule
 from swarm.stage.native.memory import release_free_memory
 from swarm.stage.quantization.formats import packed_bytes
 from swarm.stage.quantization.tensors import QuantizedWeight
-from swarm.wire.messages import LayerRange
+from swarm.wire.messages import LayerRange, Vision
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -89,7 +90,8 @@ class ModelSkeleton:
     """The whole model without weights. Raises ``ModelError`` if this kind of model can't be cut.
 
     ``dense``: dequantize quantized matrices when they are loaded. ``int8_rows``: round rows to int8 before they are
-    multiplied by quantized matrices. ``head``: the kind of the model's head.
+    multiplied by quantized matrices. ``head``: the kind of the model's head. ``vision``: how it sees images, if it
+    does; then ``whole`` is the configuration with its vision tower.
     """
 
     def __init__(
@@ -101,6 +103,8 @@ class ModelSkeleton:
         dense: bool = False,
         int8_rows: bool = False,
         head: HeadKind = "vocabulary",
+        vision: Vision | None = None,
+        whole: Any = None,
     ) -> None:
         attention.register()
         experts.register()
@@ -108,6 +112,11 @@ class ModelSkeleton:
         self.config = check_config(config)
         self.model = _build_model(self.config, head)
         self.parts = find_parts(self.model)
+        self.vision = vision
+        if vision is not None:
+            with torch.device("meta"):
+                self.model.add_module(vision_tower.NAME, vision_tower.build_tower(whole))
+            self.parts = replace(self.parts, embed=(*self.parts.embed, vision_tower.NAME))
         self.num_layers = len(self.model.get_submodule(self.parts.layers))
         widths = {part.in_features for part in self.model.modules() if isinstance(part, nn.Linear)}
         widths |= {part.nx for part in self.model.modules() if isinstance(part, Conv1D)}
@@ -120,8 +129,18 @@ class ModelSkeleton:
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> ModelSkeleton:
         how = checkpoint.quantization
-        config = read_config(checkpoint.folder)
-        return cls(config, device, dtype, dense=how.is_dense, int8_rows=how.has_int8_rows, head=checkpoint.head)
+        config, vision = read_config(checkpoint.folder), checkpoint.vision
+        whole = None if vision is None else read_whole_config(checkpoint.folder)
+        return cls(
+            config,
+            device,
+            dtype,
+            dense=how.is_dense,
+            int8_rows=how.has_int8_rows,
+            head=checkpoint.head,
+            vision=vision,
+            whole=whole,
+        )
 
     def source(self, checkpoint: Checkpoint) -> ModelSource:
         """Return the source of the model's tensors in its files."""
@@ -280,6 +299,8 @@ class WeightLoader:
             model.set_submodule(path, self._load_linear(path, part))
         elif type(part) is Conv1D:
             model.set_submodule(path, self._load_transposed(path, part))
+        elif type(part) is nn.Conv3d:
+            model.set_submodule(path, self._load_patches(path, part))
         elif is_activation(part):
             model.set_submodule(path, AlignedActivation(part))
         else:
@@ -305,6 +326,12 @@ class WeightLoader:
         quantized = read.quantized("weight", part.weight.T)
         matrix = read.tensor("weight", part.weight).T.contiguous() if quantized is None else quantized
         return self._build_linear(matrix, read.tensor("bias", part.bias), [(path, part.nf)])
+
+    def _load_patches(self, path: str, part: nn.Conv3d) -> nn.Module:
+        """Load the embedding of patches, which do not overlap, as a product with each of them."""
+        read = self._reader(path)
+        bias = None if part.bias is None else read.tensor("bias", part.bias)
+        return self._build_linear(read.tensor("weight", part.weight).flatten(1), bias, [(path, part.out_channels)])
 
     def _build_linear(self, matrix: Matrix, bias: torch.Tensor | None, outputs: list[tuple[str, int]]) -> nn.Module:
         skeleton = self._skeleton
@@ -427,6 +454,10 @@ class Stage:
         if self.has_head:
             self._base.register_forward_hook(_keep_normed)
         self._load(skeleton.parts, held, weights)
+        self.tower: VisionTower | None = None  # on the stage that embeds, if the model sees images
+        if self.has_embedding and skeleton.vision is not None:
+            self.tower = VisionTower(self.modules[vision_tower.NAME], skeleton.vision)
+            self._embedding = self._model.get_submodule(skeleton.parts.input_embedding)
         stack = self._model.get_submodule(skeleton.parts.layers)
         # A program that runs the layers instead of their modules, or the reason why there is none.
         self.program, self.no_program_reason = recipes.write_program(
@@ -448,6 +479,9 @@ class Stage:
         for name in parts.shared:
             if name in held:
                 instead[id(skeleton.model.get_submodule(name))] = held[name]
+        if skeleton.vision is not None and (not self.has_embedding or vision_tower.NAME in held):
+            tower = skeleton.model.get_submodule(vision_tower.NAME)
+            instead[id(tower)] = held[vision_tower.NAME] if self.has_embedding else nn.Identity()
         return copy.deepcopy(skeleton.model, instead)
 
     def _load(self, parts: ModelParts, held: Mapping[str, nn.Module], weights: WeightLoader) -> None:
@@ -480,10 +514,13 @@ class Stage:
         The stage with the head returns the head's result for those rows instead (None if there are none), without the
         last ``num_pooled``. A model without a head over the vocabulary returns its scores, or the normed rows.
         """
-        forward_pass.positions = positions
-        if self.program is not None and not forward_pass.by_modules and program.is_enabled():
+        forward_pass.positions, images = positions, forward_pass.images
+        by_modules = forward_pass.by_modules or images is not None or positions.ndim > 2
+        if self.program is not None and not by_modules and program.is_enabled():
             return self.program.run(forward_pass, ids, positions)
         tokens = {"input_ids": ids} if self.has_embedding else {"inputs_embeds": forward_pass.hidden}
+        if images is not None:
+            tokens = {"inputs_embeds": images.embed(self._embedding(ids))}
         kept = forward_pass.keep_rows if self.has_head else None
         num_rows = 0 if kept is None else len(kept) - forward_pass.num_pooled
         more = {} if not num_rows or not forward_pass.num_pooled else self._head_rows(num_rows)
@@ -529,9 +566,11 @@ def _add_hooks(layer: nn.Module, index: int) -> None:
     def after_layer(_: nn.Module, __: object, output: Any) -> Any:
         this = current_pass()
         this.on_progress()
+        hidden = output if isinstance(output, torch.Tensor) else output[0]
+        if this.images is not None:
+            this.images.add_to(hidden, index)
         if index != this.layers.stop - 1:
             return output
-        hidden = output if isinstance(output, torch.Tensor) else output[0]
         if this.keep_rows is not None:
             hidden = hidden[:, this.keep_rows]
         this.output = hidden

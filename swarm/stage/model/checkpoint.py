@@ -31,6 +31,7 @@ from swarm.stage.model.identity import compute_digest, compute_xxh3, describe_ve
 from swarm.stage.model.location import ModelLocation
 from swarm.stage.model.sizes import MemorySizes
 from swarm.stage.model.text_tower import TEXT_ONLY, choose_names, is_multimodal
+from swarm.stage.model.vision import find_tower, read_vision
 from swarm.stage.quantization.at_load import AS_STORED, HEAD, INT8, Quantization
 from swarm.stage.quantization.contents import check_contents
 from swarm.stage.quantization.formats import supports_int8
@@ -101,12 +102,14 @@ class Checkpoint:
             kind = str(self.text_config.get("model_type"))
             tensors = dict(read_tensors(folder, remote))
             plain_name: Callable[[str], str | None] = choose_names(tensors) if self.is_multimodal else str
+            tower = find_tower(self.config, tensors)
             tensors = {name: tensor for name, tensor in tensors.items() if plain_name(name)}
             self.quantized, self.tensors = find_quantized(settings, tensors)
         else:
             kind = str(gguf.metadata["general.architecture"])
             self.gguf = translate_names(gguf, self.config["model_type"], self.num_layers)
             self.tensors, self.quantized = sort_tensors(self.gguf)
+            tower = {}
         quantization.check_stored(self.quantized.values(), self.name)
         check_contents(self.quantized.values())
         chosen = quantization.choose_matrices(self.tensors.values(), self.quantized, kind, self.vocab_size)
@@ -118,6 +121,8 @@ class Checkpoint:
             self.tensors = {str(plain_name(name)): tensor for name, tensor in self.tensors.items()}
             renamed = [replace(weight, name=str(plain_name(weight.name))) for weight in self.quantized.values()]
             self.quantized = {weight.name: weight for weight in renamed}
+        self.tensors |= tower
+        self.vision = read_vision(folder, self.config) if tower else None
 
     @classmethod
     def at(cls, location: ModelLocation, quantization: Quantization = AS_STORED) -> Checkpoint:
@@ -217,7 +222,7 @@ class Checkpoint:
         per_token = 2 * self.num_kv_heads * self.head_size * DTYPE_BYTES[dtype]
         return Manifest(
             name=shorten_name(self.name),
-            architecture=shorten_name(self.architecture + TEXT_ONLY) if self.is_multimodal else self.architecture,
+            architecture=shorten_name(self.architecture + TEXT_ONLY) if self._is_text_only else self.architecture,
             num_layers=self.num_layers,
             hidden_size=self.hidden_size,
             vocab_size=self.vocab_size,
@@ -235,8 +240,13 @@ class Checkpoint:
             activations=INT8 if self.has_int8_rows else "",
             is_headless=self.head != "vocabulary",
             num_labels=self.num_labels,
+            vision=self.vision,
             pooling=read_pooling(self.folder),
         )
+
+    @property
+    def _is_text_only(self) -> bool:
+        return self.is_multimodal and self.vision is None
 
     def _layer_kv_bytes(self, usual: int, number_bytes: int) -> tuple[int, ...]:
         """Return each layer's bytes per position. Gemma 4 gives its full layers heads of their own."""

@@ -22,13 +22,18 @@ def read_config(folder: Path) -> Any:
 
     Without ``trust_remote_code=False``, transformers asks at the terminal whether to run the folder's own Python.
     """
+    return text_config_of(read_whole_config(folder))
+
+
+def read_whole_config(folder: Path) -> Any:
+    """Read ``config.json`` as transformers does, with all towers of a multimodal model. Raises ``ModelError``."""
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, StrictDataclassError) as error:
         raise ModelError(
             f"{folder}: transformers doesn't support this model ({' '.join(str(error).split())[:200]})"
         ) from None
-    return text_config_of(config)
+    return config
 
 
 def check_config(config: Any) -> Any:

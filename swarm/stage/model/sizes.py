@@ -17,6 +17,7 @@ from pathlib import Path
 
 from swarm.errors import ModelError
 from swarm.hub.headers import StoredTensor
+from swarm.stage.model.vision import is_tower
 from swarm.stage.quantization.at_load import HEAD, LAYER
 from swarm.stage.quantization.stored import StoredWeight
 
@@ -32,7 +33,7 @@ class PartSizes:
     """Bytes of a model's parts."""
 
     layers: tuple[int, ...]
-    embed: int
+    embed: int  # with the vision tower
     head: int
     shared: int  # bytes of both the embedding and the head that a stage with both holds once
 
@@ -51,7 +52,11 @@ class MemorySizes:
         layers = [0] * num_layers
         head = 0
         tables: list[tuple[bool, int]] = []  # whether it is the head, and its size
+        tower = 0
         for name, shape, size in self.of_weights(element_bytes):
+            if is_tower(name):
+                tower += size
+                continue
             match = LAYER.search(name)
             if match:
                 index = int(match[1])
@@ -71,7 +76,7 @@ class MemorySizes:
         # kernel. Lookups in a quantized one read what is packed for the kernel.
         tables.sort()
         shared = tables[0][1] if len(tables) == 1 and self._packs_table else 0
-        return PartSizes(tuple(layers), tables[0][1], head + tables[-1][1], shared)
+        return PartSizes(tuple(layers), tables[0][1] + tower, head + tables[-1][1], shared)
 
     def of_weights(self, element_bytes: int) -> Iterator[tuple[str, tuple[int, ...], int]]:
         """Yield the names, shapes and sizes in memory of all weights."""

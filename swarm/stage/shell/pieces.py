@@ -60,6 +60,8 @@ def split_batch(batch: Batch) -> Iterator[Batch]:
                 hidden=None if batch.hidden is None else batch.hidden[at : at + count],
                 samples=tuple(replace(job, row=0) for job in batch.samples if is_last and job.row == number),
                 proposed={0: num_proposed} if is_last and num_proposed else {},
+                adapters=batch.adapters[number : number + 1],
+                images=batch.images[number : number + 1],
                 vectors=tuple(
                     replace(job, row=0, is_end=job.is_end and is_last) for job in batch.vectors if job.row == number
                 ),

@@ -107,6 +107,7 @@ from swarm.wire.messages.data import (
     DataMessage,
     Failure,
     ForcedTokens,
+    ImagePixels,
     KvPart,
     Open,
     PromptLogprobs,
@@ -133,7 +134,7 @@ from swarm.wire.messages.keys import (
     RotateKey,
     RotateMember,
 )
-from swarm.wire.messages.manifest import MAX_ADAPTERS, Asset, AssetPart, Manifest, Pooling
+from swarm.wire.messages.manifest import MAX_ADAPTERS, Asset, AssetPart, Manifest, Pooling, Vision
 from swarm.wire.messages.orders import (
     Activate,
     AllowKey,

@@ -125,6 +125,13 @@ class RecheckRoute(Record, frozen=True):
     drawn: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
 
 
+class ImagePixels(Record, frozen=True):
+    """Pixels of an image, in the form of ``Submit``, and their SHA-256 digest."""
+
+    digest: Annotated[str, msgspec.Meta(max_length=64)]
+    pixels: bytes
+
+
 class Step(Message, frozen=True):
     """One micro-batch on its way. Changes that must be ordered with it travel in it: opens, truncations, releases.
 
@@ -138,6 +145,7 @@ class Step(Message, frozen=True):
     ``proposed``: the rows that end in proposed tokens. The last stage draws after the row's last certain token and
     after each proposal that equals the token drawn before it, and stops at the first that differs. Not in the frame if
     there are none, because stages of older protocols refuse it.
+    ``pixels``: to the first stage, of each image of which the rows have tokens; not in the frame if there are none.
     """
 
     step: StepNumber
@@ -155,6 +163,7 @@ class Step(Message, frozen=True):
     tensor: TensorSpec | None = None
     unshared: Annotated[tuple[SequenceId, ...], msgspec.Meta(max_length=MAX_ROWS)] | msgspec.UnsetType = msgspec.UNSET
     proposed: Annotated[tuple[ProposedTail, ...], msgspec.Meta(max_length=MAX_ROWS)] | msgspec.UnsetType = msgspec.UNSET
+    pixels: Annotated[tuple[ImagePixels, ...], msgspec.Meta(max_length=MAX_ROWS)] | msgspec.UnsetType = msgspec.UNSET
 
 
 class StepDone(Message, frozen=True):

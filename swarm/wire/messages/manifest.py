@@ -35,6 +35,31 @@ class Pooling(Record, frozen=True):
     normalizes: bool
 
 
+class Vision(Record, frozen=True):
+    """How the model sees images: ``merge`` × ``merge`` patches of ``patch`` × ``patch`` pixels become one token,
+    ``token`` in the prompt. ``begin`` and ``end``: tokens around an image.
+
+    An image is scaled to between ``least`` and ``most`` pixels, and each colour to ``(value / 255 - mean) / std``.
+    ``num_layers``: the first layers, to whose outputs features of images are added: one stage has all of them.
+    """
+
+    token: TokenId
+    begin: TokenId
+    end: TokenId
+    patch: Annotated[int, msgspec.Meta(ge=1, le=256)]
+    merge: Annotated[int, msgspec.Meta(ge=1, le=16)]
+    least: Annotated[int, msgspec.Meta(ge=1, le=2**40)]
+    most: Annotated[int, msgspec.Meta(ge=1, le=2**40)]
+    mean: Annotated[tuple[float, ...], msgspec.Meta(min_length=3, max_length=3)]
+    std: Annotated[tuple[float, ...], msgspec.Meta(min_length=3, max_length=3)]
+    num_layers: Annotated[int, msgspec.Meta(ge=1, le=MAX_LAYERS)]
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the pixels of one token."""
+        return 3 * (self.patch * self.merge) ** 2
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The facts about the model that all processes must agree on; the broker has no other information about it.
 
@@ -42,7 +67,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     rounded; empty if they have the model's dtype. Other texts mean other numbers. ``shared_bytes``: what a stage with
     both the embedding and the head holds once for both. ``is_headless``: it has no head over the
     vocabulary, so it draws no tokens. ``num_labels``: scores of its classification head; 0: it has none. ``adapters``:
-    those that requests may name; ``layer_bytes`` counts them. ``pooling``: None if the folder does not state it.
+    those that requests may name; ``layer_bytes`` counts them. ``vision``: None if it reads text only. ``pooling``: None
+    if the folder does not state it.
     """
 
     name: Name
@@ -65,6 +91,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     is_headless: bool = False
     num_labels: Whole = 0
     adapters: Annotated[tuple[Asset, ...], msgspec.Meta(max_length=MAX_ADAPTERS)] = ()
+    vision: Vision | None = None
     pooling: Pooling | None = None
 
     def weight_bytes(self, layers: LayerRange) -> int:
