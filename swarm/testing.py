@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,6 +31,7 @@ from swarm.stage.executor import (
 from swarm.wire.messages import (
     BLOCK,
     MAX_SEQUENCES,
+    AdapterEntry,
     LayerCost,
     LayerRange,
     Manifest,
@@ -65,8 +67,10 @@ class ManualClock:
         return self._now
 
 
-def fake_manifest(num_layers: int = 6, vocab_size: int = 97, context: int = 512, name: str = "chain") -> Manifest:
-    """Return the manifest of a hash chain model. Token 0 ends a sequence."""
+def fake_manifest(
+    num_layers: int = 6, vocab_size: int = 97, context: int = 512, name: str = "chain", state_stride: int = 0
+) -> Manifest:
+    """Return the manifest of a hash chain model. Token 0 ends a sequence. With a ``state_stride`` it is recurrent."""
     return Manifest(
         name=name,
         architecture="HashChain",
@@ -80,6 +84,8 @@ def fake_manifest(num_layers: int = 6, vocab_size: int = 97, context: int = 512,
         embed_bytes=1 << 20,
         head_bytes=1 << 20,
         kv_bytes_per_token=(1,) * num_layers,
+        state_bytes=(state_stride,) * num_layers if state_stride else (),
+        state_stride=state_stride,
         files=(),
         assets=(),
     )
@@ -189,6 +195,8 @@ class FakeExecutor:
     prepared: LayerRange | None = None
     kept: frozenset[int] = frozenset()
     chains: dict[int, dict[int, list[int]]] = field(default_factory=dict)  # Sequence -> layer -> state per position.
+    # (Sequence, layer) -> positions at which it holds the state, if the manifest's layers keep states.
+    states: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     limits: dict[int, int] = field(default_factory=dict)
     sums: dict[int, tuple[int, int]] = field(default_factory=dict)  # Sequence -> positions added, and their sum.
     aside: dict[int, list[int]] = field(default_factory=dict)  # Layer -> state per position, of rechecks.
@@ -214,6 +222,7 @@ class FakeExecutor:
         progress(1, 1)
         self.prepared = layers
         share_unit = 0 if self.refuses_to_share and not self.is_stubborn else self.share_unit
+        share_unit = 0 if self.manifest.state_stride else share_unit
         return Capacity(
             self.capacity,
             max_sequences,
@@ -234,6 +243,12 @@ class FakeExecutor:
         progress(1, 1)
         return to_ranges(self.kept)
 
+    def load_adapters(self, entries: tuple[AdapterEntry, ...]) -> tuple[AdapterEntry, ...]:
+        return tuple(msgspec.structs.replace(entry, digest=entry.digest or f"{entry.name:0<32}") for entry in entries)
+
+    def drop_adapters(self, keys: tuple[str, ...]) -> None:
+        pass
+
     def loaded_bits(self) -> str:
         return self.bits
 
@@ -250,12 +265,13 @@ class FakeExecutor:
         for chains in self.chains.values():
             for layer in chains.keys() - self._own_layers() - copied:
                 del chains[layer]
+        self.states = {key: held for key, held in self.states.items() if key[1] in self._own_layers()}
 
     def _own_layers(self) -> frozenset[int]:
         return layers_of(() if self.layers is None else (self.layers,))
 
     def open(self, sequence: int, limit: int) -> None:
-        self.shared.release(sequence)
+        self.release(sequence)
         self.chains[sequence] = {}
         self.limits[sequence] = limit
 
@@ -269,6 +285,9 @@ class FakeExecutor:
             self.shared.fork(sequence, source, position)
         self.chains[sequence] = {layer: chain[:position] for layer, chain in own if layer in self._own_layers()}
         self.limits[sequence] = limit
+        for layer in self.chains[sequence] if self.manifest.state_stride else ():
+            self._read_state(source, layer, position)
+            self.states[sequence, layer] = {held for held in self.states[source, layer] if held <= position}
 
     def share(self, sequence: int, source: int, position: int, *, is_mapped: bool) -> None:
         if self.refuses_to_share:
@@ -289,6 +308,7 @@ class FakeExecutor:
         if self.layers is None:
             raise IllegalMove("forward before activate")
         if fenced():
+            self._compute_partly(batch)
             raise FenceRaised
         hidden = self._inputs(batch)
         taken = 0
@@ -297,6 +317,8 @@ class FakeExecutor:
             if batch.through is None:
                 hidden[taken : taken + row.count] = self._compute_row(row, hidden[taken : taken + row.count])
             else:
+                for layer in range(batch.through.first, batch.through.stop):
+                    self._move_state(row, layer)
                 for offset in range(taken, taken + row.count):
                     position = row.start + offset - taken
                     hidden[offset] = self._compute_position(row.sequence, position, hidden[offset], batch.through)
@@ -392,6 +414,7 @@ class FakeExecutor:
             chain = chains.setdefault(layer, [])
             if len(chain) < start:
                 raise IllegalMove(f"sequence {row.sequence} layer {layer}: position {start}, held {len(chain)}")
+            self._move_state(row, layer)
             state = chain[start - 1] if start else 0
             self._stop_sharing(row.sequence, start)
             del chain[start:]
@@ -401,6 +424,35 @@ class FakeExecutor:
         if stop // BLOCK != start // BLOCK or start % BLOCK == 0:
             self._check_capacity()
         return hidden
+
+    def _compute_partly(self, batch: Batch) -> None:
+        """Let a fence stop a recurrent model in mid-step: the first layers have gone on, the last ones have not."""
+        layers = batch.through or self.layers
+        assert layers is not None
+        done = range(layers.first, layers.first + len(layers) // 2) if self.manifest.state_stride else ()
+        for row in batch.rows:
+            for layer in done:
+                chain = self.chains[row.sequence].setdefault(layer, [])
+                self._move_state(row, layer)
+                chain[row.start :] = [0] * row.count  # nobody must read it
+
+    def _move_state(self, row: Row, layer: int) -> None:
+        """Replace the state before a row by the ones that it leaves."""
+        stride = self.manifest.state_stride
+        if not stride:
+            return
+        self._read_state(row.sequence, layer, row.start)
+        stop = row.start + row.count
+        held = {0, row.start, stop - 1, stop, *range(row.start // stride * stride + stride, stop, stride)}
+        self.states[row.sequence, layer] = held | {
+            position
+            for position in self.states.get((row.sequence, layer), ())
+            if position <= row.start and position % stride == 0
+        }
+
+    def _read_state(self, sequence: int, layer: int, position: int) -> None:
+        if position and position not in self.states.get((sequence, layer), ()):
+            raise IllegalMove(f"sequence {sequence} layer {layer}: no state is held at {position}")
 
     def _check_capacity(self) -> None:
         if self.kv_used() > self.capacity:
@@ -467,17 +519,24 @@ class FakeExecutor:
 
     def truncate(self, sequence: int, position: int) -> None:
         self._stop_sharing(sequence, position)
-        for chain in self.chains[sequence].values():
+        for layer, chain in self.chains[sequence].items():
             del chain[position:]
+            if self.manifest.state_stride:
+                held = self.states[sequence, layer] = {
+                    p for p in self.states.get((sequence, layer), ()) if p <= position
+                }
+                del chain[max(held, default=0) :]
 
     def release(self, sequence: int) -> None:
         self.shared.release(sequence)
         self.chains.pop(sequence, None)
         self.sums.pop(sequence, None)
         self.limits.pop(sequence, None)
+        self.states = {key: held for key, held in self.states.items() if key[0] != sequence} if self.states else {}
 
     def reset(self) -> None:
         self.chains.clear()
+        self.states.clear()
         self.sums.clear()
         self.limits.clear()
         self.shared.clear(self.shared.unit)

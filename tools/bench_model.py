@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write a Llama of random weights: one of the shapes that the benchmarks use, or a tiny one to try them out.
+"""Write a model of random weights: one of the shapes that the benchmarks use, or a tiny one to try them out.
 
 bench_model.py FOLDER [--shape 1.1b] [--float32] [--spread 0.03] [--gguf]
 """
@@ -7,10 +7,11 @@ bench_model.py FOLDER [--shape 1.1b] [--float32] [--spread 0.03] [--gguf]
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 SHAPE = {
     "vocab_size": 32000,
@@ -69,26 +70,56 @@ QUALITY = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
 }
+# Layers as in Qwen3-Next 80B, fewer and with fewer experts.
+NEXT = {
+    "model_type": "qwen3_next",
+    "vocab_size": 32000,
+    "hidden_size": 2048,
+    "num_hidden_layers": 8,
+    "num_experts": 32,
+    "num_experts_per_tok": 10,
+}
+# Falcon-H1 0.5B.
+HYBRID = {
+    "model_type": "falcon_h1",
+    "vocab_size": 32784,
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "mamba_d_ssm": 1536,
+    "mamba_n_heads": 24,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "mamba_n_groups": 1,
+}
 # By name: the usual one; a small one for long contexts; one with as many words as chat models have; one
 # whose weights (40 MB) hardly come from memory, so that stages on one machine don't wait for each other's; one for
-# logits of thousands of positions, in whole super-groups of 256.
-SHAPES = {
+# logits of thousands of positions, in whole super-groups of 256; two with states between positions.
+SHAPES: dict[str, Mapping[str, int | str]] = {
     "1.1b": SHAPE,
     "200m": MIDDLE,
     "long": LONG,
     "words": WORDS,
     "cached": CACHED,
     "quality": QUALITY,
+    "qwen3-next": NEXT,
+    "falcon-h1": HYBRID,
     "tiny": TINY,
 }
 SPREAD = 0.03  # wide enough that logits differ clearly, narrow enough that 22 layers stay in range
 
 
-def write(folder: Path, shape: dict[str, int], dtype: torch.dtype = torch.bfloat16, spread: float = SPREAD) -> None:
+def write(
+    folder: Path, shape: Mapping[str, int | str], dtype: torch.dtype = torch.bfloat16, spread: float = SPREAD
+) -> None:
     """Write the model; its weights are the same every time."""
-    config = LlamaConfig(**({"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2} | shape))
+    settings = {"model_type": "llama", "max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2}
+    config = AutoConfig.for_model(**(settings | dict(shape)))
     with torch.device("meta"):
-        model = LlamaForCausalLM(config)
+        model = AutoModelForCausalLM.from_config(config)
     model = model.to(dtype).to_empty(device="cpu")
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():

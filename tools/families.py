@@ -26,6 +26,11 @@ from swarm.stage.engine.selfcheck import check_cut, check_kernels
 from swarm.stage.model.kinds import REFUSED
 
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_GEMMA4 = {
+    **{"hidden_size": 1536, "num_key_value_heads": 1, "num_hidden_layers": 35, "num_kv_shared_layers": 20},
+    "layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7,
+    "use_double_wide_mlp": True,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {
         "num_hidden_layers": 32,
@@ -43,11 +48,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **{"n_routed_experts": 64, "num_experts_per_tok": 6, "n_group": 1, "topk_group": 1, "topk_method": "greedy"},
     },
     "dots1": {"n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2, "first_k_dense_replace": 1},
-    "gemma4": {"text_config": {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0}},
-    "gemma4_text": {"hidden_size_per_layer_input": 0},
-    "gemma4_unified_text": {"hidden_size_per_layer_input": 0, "use_bidirectional_attention": None},
+    "gemma4": {"text_config": {"model_type": "gemma4_text", **_GEMMA4}},
+    "gemma4_text": _GEMMA4,
     "granite_swa": {"attention_multiplier": 1 / 64, "residual_multiplier": 0.22, "embedding_multiplier": 12.0},
-    "granitemoehybrid": {"num_hidden_layers": 40, "layer_types": ["attention"] * 40},
+    "granitemoehybrid": {
+        **{"num_hidden_layers": 40, "layer_types": [*["linear_attention"] * 9, "full_attention"] * 4},
+        **{"hidden_size": 4096, "mamba_n_heads": 128},
+    },
     "hunyuan_v1_dense": {"head_dim": 128, "rope_parameters": _ROPE},
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 64, "moe_topk": 8, "rope_parameters": _ROPE},
     "lfm2_moe": {"num_hidden_layers": 24, "layer_types": ["conv", "conv", "full_attention", "conv"] * 6},

@@ -9,6 +9,7 @@ from typing import Final
 
 from swarm.wire.messages import (
     Ack,
+    AdapterCommand,
     Attach,
     BrokerKeyKept,
     Cancel,
@@ -70,6 +71,7 @@ _DESCRIPTIONS: Final[dict[type[ClientMessage], str]] = {
     GetAsset: "ask for the model's files",
     Join: "start workers",
     StopWorker: "stop workers",
+    AdapterCommand: "load adapters",
     PlanCommand: "change the placement of layers",
     ShowSettings: "ask for settings",
     HostHello: "offer to start workers",

@@ -9,6 +9,7 @@ import msgspec
 
 from swarm.wire.draft_messages import AskProposals
 from swarm.wire.messages import (
+    AdapterEntry,
     FinishReason,
     Hop,
     Manifest,
@@ -132,6 +133,16 @@ class WriteEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteAdapters:
+    """Journal the adapters that are loaded at run time, durably; then feed AdaptersWritten with this ticket.
+    ``dropped``: keys of those that new requests can't have."""
+
+    ticket: int
+    adapters: tuple[AdapterEntry, ...]
+    dropped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class FinishJournalRewrite:
     """Write the last records from memory into a journal that was started again, durably: the epoch, and the number of
     the next sequence; then feed JournalRewritten."""
@@ -246,6 +257,7 @@ Action = (
     | WriteAcceptance
     | WriteTokens
     | WriteEnd
+    | WriteAdapters
     | FinishJournalRewrite
     | ReadRequest
     | ReadList

@@ -21,6 +21,7 @@ from swarm.broker.admin.queries import QueryHandler
 from swarm.broker.events import (
     AcceptanceWritten,
     AcceptStopped,
+    AdaptersWritten,
     AssetPartArrived,
     ClientAccount,
     ClientBlocked,
@@ -81,6 +82,7 @@ from swarm.params import SpeculationMode
 from swarm.wire.messages import (
     NO_LINEAGE,
     Ack,
+    AdapterCommand,
     Attach,
     Cancel,
     ClientMessage,
@@ -210,6 +212,7 @@ class BrokerCore:
     def _restore(self, snapshot: JournalSnapshot, now: float) -> None:
         """Resume where the previous broker ended; findings on the way are logged with the first event."""
         self.state.plans.resume_above(snapshot.epoch)
+        self._members.adapters.restore(snapshot)
         self._requests.durability.restore(snapshot, now)
         self._reconfiguration.restart.begin(snapshot, now, self.settings.plan.gather_s)
         if snapshot.manifest is not None:
@@ -299,6 +302,8 @@ class BrokerCore:
                 self._requests.durability.on_end_written(sequence)
             case EndNotWritten(sequence):
                 self._requests.durability.on_end_not_written(sequence)
+            case AdaptersWritten(ticket):
+                self._members.adapters.on_written(ticket)
             case RequestRead(request_id, record, problem):
                 self._requests.on_request_read(request_id, record, problem, now)
             case ListRead() | Solved():
@@ -330,6 +335,7 @@ class BrokerCore:
         self.state.journal_notes = (*self.state.journal_notes, note)[-MAX_NOTES:]
         self._out.note("journal_begun_anew", "error", what=note)
         self._requests.durability.on_journal_renewed(next_sequence, now)
+        self._members.adapters.write_again()
         self._out.append(FinishJournalRewrite(self._reconfiguration.make_epoch_record(), self.state.next_sequence))
 
     def _on_draft_event(self, event: DraftEvent, now: float) -> None:
@@ -452,6 +458,8 @@ class BrokerCore:
                 self._queries.stop_worker(client, message)
             case PlanCommand():
                 self._queries.steer(client, message)
+            case AdapterCommand():
+                self._members.adapters.execute(client, message, now)
             case ShowSettings():
                 self._queries.show_settings(client, message)
 
@@ -463,6 +471,7 @@ class BrokerCore:
 
     def _tick(self, now: float) -> None:
         self._members.tick(now)
+        self._members.adapters.advance(now)
         self._lost_step_detector.tick(now)
         self._requests.tick(now)
         self._tracer.forget_old(now)

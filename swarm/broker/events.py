@@ -140,6 +140,13 @@ class EndNotWritten:
 
 
 @dataclass(frozen=True, slots=True)
+class AdaptersWritten:
+    """The journal holds the adapters of the ``WriteAdapters`` with this ticket."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
 class RequestRead:
     """The journal was read for a request. ``record`` None: it has nothing. ``problem``: why it can't be read."""
 
@@ -305,6 +312,7 @@ Event = (
     | TokensWritten
     | EndWritten
     | EndNotWritten
+    | AdaptersWritten
     | RequestRead
     | ListRead
     | Solved

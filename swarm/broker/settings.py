@@ -135,6 +135,7 @@ def make_plan_rules(settings: Settings) -> PlanRules:
         margin=plan.margin,
         step_positions=broker.step_tokens,
         max_running=broker.max_running,
+        max_sequences=settings.worker.max_sequences,
         min_memory_bytes=int(plan.min_memory),
         min_layers_per_s=plan.min_layers_per_s,
         pins=pins,

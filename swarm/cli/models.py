@@ -91,11 +91,13 @@ class StoredModel:
     missing_bytes: int = 0  # of these, not downloaded
     weights: str = ""  # format
     problem: str = ""
+    is_text_only: bool = False
 
     def row(self) -> tuple[str, str, str, str]:
         present = format_bytes(self.num_bytes - self.missing_bytes)
         size = f"{present} of {format_bytes(self.num_bytes)}" if self.missing_bytes else present
-        return self.name, size, self.weights, f"no: {self.problem}" if self.problem else "yes"
+        served = f"no: {self.problem}" if self.problem else "yes, text only" if self.is_text_only else "yes"
+        return self.name, size, self.weights, served
 
 
 @app.callback(invoke_without_command=True)
@@ -127,7 +129,7 @@ def check(
     require_packages("worker")
     problem = ""
     try:
-        architecture = _check(model)
+        served_as = _check(model)
     except ModelError as error:
         problem = str(error)
         if not as_json:
@@ -135,16 +137,18 @@ def check(
     if as_json:
         print_json({"model": model, "served": not problem, "problem": problem})
     else:
-        print(f"{model} can be served ({architecture})")
+        print(f"{model} can be served ({served_as})")
     if problem:
         raise typer.Exit(EXIT_FAILED)
 
 
 def _check(model: str) -> str:
-    """Return the architecture. Raises ModelError."""
+    """Return the architecture, and what of it is not served. Raises ModelError."""
     from swarm.stage.model.checkpoint import read_architecture
+    from swarm.stage.model.folder_files import read_json
     from swarm.stage.model.kinds import check_folder
     from swarm.stage.model.location import locate_model
+    from swarm.stage.model.text_tower import TEXT_ONLY_NOTE, is_multimodal
 
     folder = Path(model).expanduser()
     if (folder / "config.json").is_file():
@@ -157,7 +161,7 @@ def _check(model: str) -> str:
     from swarm.stage.model.build import check_served
 
     check_served(folder)
-    return architecture
+    return f"{architecture}; {TEXT_ONLY_NOTE}" if is_multimodal(read_json(folder / "config.json")) else architecture
 
 
 def _find_stored() -> Iterator[StoredModel]:
@@ -212,4 +216,5 @@ def _describe(name: str, locate: Callable[[], ModelLocation]) -> StoredModel:
         check_served(location.folder)
     except ModelError as error:
         problem = str(error)
-    return StoredModel(name, checkpoint.num_bytes, missing, ", ".join(formats), problem)
+    weights = ", ".join(formats)
+    return StoredModel(name, checkpoint.num_bytes, missing, weights, problem, checkpoint.is_multimodal)

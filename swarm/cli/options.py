@@ -195,7 +195,8 @@ AdapterOption = Annotated[
     typer.Option(
         "--adapter",
         metavar="NAME=DIR",
-        help="LoRA adapter in peft's format, which requests name as their model. May be repeated.",
+        help="LoRA adapter in peft's format, which requests name as their model; DIR may be owner/name on the hub. "
+        "May be repeated.",
     ),
 ]
 MemoryOption = Annotated[

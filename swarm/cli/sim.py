@@ -26,11 +26,12 @@ MAX_SHOWN = 20  # violations that are listed for people; ``--json`` lists all
 
 class Extra(StrEnum):
     """Further part of the simulated swarms: workers write keys and values to disk, callers ask for vectors and log
-    probabilities of prompts, the broker has a draft model."""
+    probabilities of prompts, the broker has a draft model, the model is recurrent."""
 
     spills = "spills"
     answers = "answers"
     drafts = "drafts"
+    states = "states"
 
 
 def sim(

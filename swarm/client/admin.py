@@ -8,6 +8,7 @@ from swarm.client.events import Question, Reply
 from swarm.client.model import ASK_TIMEOUT_S
 from swarm.errors import InvalidRequest, RequestFailed
 from swarm.wire.messages import (
+    AdapterCommand,
     Invite,
     Join,
     Json,
@@ -25,6 +26,7 @@ from swarm.wire.messages import (
 from swarm.wire.messages import Revoke as RevokeKey
 
 _COMMAND_TIMEOUT_S = 120.0  # starting workers, or handing over layers, takes a while
+_LOAD_TIMEOUT_S = 600.0  # the broker gives up before
 
 ReportName = Literal["status", "nodes", "plan", "recoveries", "stats", "requests", "keys"]
 
@@ -72,6 +74,18 @@ class AdminMixin:
         the broker's process ends."""
         return await self._command(steer, _COMMAND_TIMEOUT_S)
 
+    async def adapters(self) -> Json:
+        """Return the adapters that requests may name, with their source, state and number of requests."""
+        return await self._command(AdapterCommand(verb="list"), ASK_TIMEOUT_S)
+
+    async def load_adapter(self, name: str, source: str) -> Json:
+        """Load a LoRA adapter on every worker: from a folder that each of them has, or by its name on a hub."""
+        return await self._command(AdapterCommand(verb="load", name=name, source=source), _LOAD_TIMEOUT_S)
+
+    async def drop_adapter(self, name: str) -> Json:
+        """Refuse new requests for an adapter, and unload it when those that have it end."""
+        return await self._command(AdapterCommand(verb="drop", name=name), ASK_TIMEOUT_S)
+
     async def settings(self, worker: str = "") -> Json:
         """Return the settings of the broker, or of the named worker, and the source of each. Passwords are left out."""
         if len(worker) > 128:
@@ -107,7 +121,9 @@ class AdminMixin:
         return await self._command(RotateMember(name=name), ASK_TIMEOUT_S)
 
     async def _command(
-        self, question: Query | Join | StopWorker | PlanCommand | ShowSettings | KeyMessage, timeout_s: float
+        self,
+        question: Query | Join | StopWorker | PlanCommand | AdapterCommand | ShowSettings | KeyMessage,
+        timeout_s: float,
     ) -> Json:
         report = await self._ask(question, timeout_s)
         assert isinstance(report, Report)

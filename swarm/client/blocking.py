@@ -212,6 +212,18 @@ class Client:
         the broker's process ends."""
         return self._run(self._client.steer(steer))
 
+    def adapters(self) -> Json:
+        """Return the adapters that requests may name, with their source, state and number of requests."""
+        return self._run(self._client.adapters())
+
+    def load_adapter(self, name: str, source: str) -> Json:
+        """Load a LoRA adapter on every worker: from a folder that each of them has, or by its name on a hub."""
+        return self._run(self._client.load_adapter(name, source))
+
+    def drop_adapter(self, name: str) -> Json:
+        """Refuse new requests for an adapter, and unload it when those that have it end."""
+        return self._run(self._client.drop_adapter(name))
+
     def settings(self, worker: str = "") -> Json:
         """Return the settings of the broker, or of the named worker, and the source of each. Passwords are left out."""
         return self._run(self._client.settings(worker))

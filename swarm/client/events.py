@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from swarm.errors import ClientError
 from swarm.wire.messages import (
+    AdapterCommand,
     AssetPart,
     ClientMessage,
     Describe,
@@ -30,7 +31,17 @@ from swarm.wire.messages import (
 )
 
 Question = (
-    Describe | GetAsset | Query | GetRequest | LookUp | Join | StopWorker | PlanCommand | ShowSettings | KeyMessage
+    Describe
+    | GetAsset
+    | Query
+    | GetRequest
+    | LookUp
+    | Join
+    | StopWorker
+    | PlanCommand
+    | AdapterCommand
+    | ShowSettings
+    | KeyMessage
 )
 Reply = Description | AssetPart | RequestDetails | TokensSnapshot | Report
 

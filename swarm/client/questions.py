@@ -14,6 +14,7 @@ from typing import Final
 from swarm.client.events import AskQuestion, Reply, ReturnError, SessionAction
 from swarm.errors import ClientError
 from swarm.wire.messages import (
+    AdapterCommand,
     AssetPart,
     ClientMessage,
     Describe,
@@ -45,6 +46,7 @@ _QUESTION_OF_REPORT: Final = {
     "join": Join,
     "stop": StopWorker,
     "steer": PlanCommand,
+    "adapters": AdapterCommand,
     "settings": ShowSettings,
     "invite": Invite,
     "revoke": Revoke,
@@ -175,6 +177,7 @@ def _answers(message: Reply, question: object) -> bool:  # noqa: PLR0911 (one li
             | Join()
             | StopWorker()
             | PlanCommand()
+            | AdapterCommand()
             | ShowSettings()
             | Invite()
             | Revoke()

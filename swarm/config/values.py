@@ -112,7 +112,8 @@ def _parse_digits(value: object) -> object:
     return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
 
 
-def _check_adapter(text: str) -> str:
+def check_adapter(text: str) -> str:
+    """Check NAME=DIR, where DIR may be a name on a hub."""
     name, _, folder = text.partition("=")
     if not _ADAPTER_NAME.fullmatch(name) or not folder:
         raise ValueError(
@@ -125,7 +126,7 @@ Host = Annotated[str, AfterValidator(_check_loopback)]
 Address = Annotated[str, AfterValidator(_check_address)]
 AddressOrAuto = Annotated[str, AfterValidator(_check_address_or_auto)]
 AddressOrNone = Annotated[str, AfterValidator(_check_address_or_none)]
-Adapter = Annotated[str, AfterValidator(_check_adapter)]
+Adapter = Annotated[str, AfterValidator(check_adapter)]
 ListenAddress = Annotated[str, AfterValidator(_check_listen)]
 Network = Annotated[str, AfterValidator(_check_network)]
 AdvertisedAddress = Annotated[str, AfterValidator(_check_advertised)]

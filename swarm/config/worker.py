@@ -56,8 +56,8 @@ class WorkerSettings(Section):
     )
     adapters: tuple[Adapter, ...] = Field(
         default=(),
-        description="LoRA adapters, the same for all workers of the swarm: NAME=DIR, a folder in peft's format. A "
-        "request names one as its model. Each takes memory in every layer that it changes.",
+        description="LoRA adapters, the same for all workers of the swarm: NAME=DIR, a folder in peft's format, or "
+        "a name on a hub. A request names one as its model. Each takes memory in every layer that it changes.",
     )
     packed_cache_bytes: ByteSize = Field(
         default=ByteSize(64 << 30),

@@ -13,6 +13,7 @@ from swarm.cli.meta import completion
 from swarm.cli.meta.completion import worker_names
 from swarm.cli.options import JoinOption, JsonOption, UrlOption, check_device, open_client, read_size
 from swarm.cli.output import EXIT_CODES
+from swarm.ctl.adapters import adapters_app
 from swarm.ctl.inspect.doctor import doctor
 from swarm.ctl.inspect.follow import events
 from swarm.ctl.inspect.settings import config_app
@@ -423,6 +424,7 @@ app.command(short_help="Restart workers with the installed version.", epilog="Ex
 )
 app.command(short_help="Let another machine join.", epilog="Example: swarmctl invite --role worker --for 1h")(invite)
 app.add_typer(keys_app, name="keys", short_help="API keys, and keys of machines.")
+app.add_typer(adapters_app, name="adapters", short_help="LoRA adapters: list, load and drop them.")
 app.add_typer(config_app, name="config")
 app.command(
     "completion",

@@ -240,6 +240,11 @@ def _render_recovery(recovery: Body) -> list[RenderableType]:
     return [*lines, table, Text(told)]
 
 
+def adapters(body: Body) -> RenderableType:
+    """Render the adapters of a swarm."""
+    return render_table(read_rows(body.get("adapters")), [], set(), none="no adapters")
+
+
 def fields(body: Body, hidden: set[str] | None = None) -> RenderableType:
     """Render names and values, one per line, without empty ones."""
     grid = ReportTable.grid(padding=(0, 2))

@@ -16,7 +16,7 @@ from typing import BinaryIO
 import psutil
 
 from swarm.draft.drafter import Drafter
-from swarm.errors import SwarmError
+from swarm.errors import ModelError, SwarmError
 from swarm.log import get_logger
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.wire.draft_messages import (
@@ -72,6 +72,11 @@ def load_draft(model: str, threads: int) -> tuple[TorchExecutor, DraftLoaded]:
     began = time.perf_counter()
     executor = TorchExecutor(model, threads=threads or None, threads_alone=threads or None, kv_share=1.0)
     manifest = executor.manifest
+    if manifest.state_stride:
+        raise ModelError(
+            f"{manifest.name} keeps states, which can't be rolled back from a wrong proposal, so it can't be a draft "
+            "model: use one with attention alone"
+        )
     layers = LayerRange(0, manifest.num_layers)
     kv_bytes = min(MAX_KV_BYTES, int(psutil.virtual_memory().available * KV_SHARE_OF_FREE))
     executor.memory_bytes = min(executor.memory_bytes, manifest.weight_bytes(layers) + kv_bytes)

@@ -64,6 +64,7 @@ SMALL_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
+    "chat_template.json",
     "quant_config.json",
     "quantize_config.json",
     "hf_quant_config.json",

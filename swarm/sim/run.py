@@ -16,7 +16,7 @@ from swarm.sim.actors.spill_shell import SimSpillDisk
 from swarm.sim.checks.audit import Violation
 from swarm.sim.schedules.faults import apply_fault
 from swarm.sim.schedules.schedule import Schedule, ScheduledRequest
-from swarm.sim.schedules.variations import add_answers, add_disks, add_drafts, make_full_schedule
+from swarm.sim.schedules.variations import add_answers, add_disks, add_drafts, add_states, make_full_schedule
 from swarm.sim.world import World
 from swarm.wire.messages import Submit
 
@@ -61,20 +61,27 @@ class Outcome:
 
 
 def run(
-    seed: int, *, faults: bool = True, spills: bool = False, answers: bool = False, drafts: bool = False
+    seed: int,
+    *,
+    faults: bool = True,
+    spills: bool = False,
+    answers: bool = False,
+    drafts: bool = False,
+    states: bool = False,
 ) -> Outcome:
     """Play the schedule of this seed. ``spills``: workers write keys and values to disk. ``answers``: callers ask for
-    vectors and log probabilities of prompts, too. ``drafts``: the broker has a draft model."""
+    vectors and log probabilities of prompts, too. ``drafts``: the broker has a draft model. ``states``: the model is
+    recurrent."""
     collects = gc.isenabled()
     gc.disable()  # a schedule makes few reference cycles, and searching for them costs a tenth of the time
     try:
-        return _run(seed, faults=faults, spills=spills, answers=answers, drafts=drafts)
+        return _run(seed, faults=faults, spills=spills, answers=answers, drafts=drafts, states=states)
     finally:
         if collects:
             gc.enable()
 
 
-def _run(seed: int, *, faults: bool, spills: bool, answers: bool, drafts: bool) -> Outcome:
+def _run(seed: int, *, faults: bool, spills: bool, answers: bool, drafts: bool, states: bool) -> Outcome:
     schedule = make_full_schedule(seed, faults=faults)
     if spills:
         schedule = add_disks(seed, schedule, faults=faults)
@@ -82,6 +89,8 @@ def _run(seed: int, *, faults: bool, spills: bool, answers: bool, drafts: bool) 
         schedule = add_answers(seed, schedule)
     if drafts:
         schedule = add_drafts(seed, schedule)
+    if states:
+        schedule = add_states(seed, schedule)
     world = World(seed, schedule.pace)
     cluster: Cluster | None = None
     failure = None

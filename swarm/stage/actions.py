@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from swarm.stage.executor import Batch, Executor, KvData
-from swarm.wire.messages import Edge, LayerRange, Lineage, Open, Step, StepDone, WorkerMessage
+from swarm.wire.messages import AdapterEntry, Edge, LayerRange, Lineage, Open, Step, StepDone, WorkerMessage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -84,6 +84,20 @@ class LoadStandby:
 @dataclass(frozen=True, slots=True)
 class StopStandby:
     """Stop loading standby layers, and keep the ones loaded so far: a plan's layers must be loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAdapters:
+    """Load these adapters into all layers that are loaded, and those that will be; then feed AdaptersLoaded."""
+
+    adapters: tuple[AdapterEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropAdapters:
+    """Drop the adapters with these keys; no row will have them."""
+
+    keys: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +396,8 @@ Action = (
     | LoadLayers
     | LoadStandby
     | StopStandby
+    | LoadAdapters
+    | DropAdapters
     | UseLayers
     | OpenEdge
     | DisconnectKey

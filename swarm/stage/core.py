@@ -10,6 +10,7 @@ Rules
   plan names.
 * *Order.* The steps of an epoch are numbered without a gap (``step_order``). If a step is missing although later ones
   have arrived, the stage reports it to the broker (``DataPathError``).
+* *States* of recurrent layers can't be rolled back: a cut sequence falls back to a position at which they are held.
 * *Positions.* A row must begin exactly where its sequence ends in *every* layer of the stage. Anything else is a
   violation of the protocol by some process: the stage reports it and never guesses.
 * *Numbers.* Hidden states that are not finite are refused on arrival, and the report to the broker names their
@@ -31,8 +32,10 @@ from math import inf
 import msgspec
 
 from swarm.stage.actions import CHUNK, Action, Compute, SendToBroker, WriteStageLog
+from swarm.stage.adapters import StageAdapters
 from swarm.stage.epochs import AllowedSenders, EpochManager
 from swarm.stage.events import (
+    AdaptersLoaded,
     BrokerConnected,
     ChunkLost,
     ChunkSpilled,
@@ -82,6 +85,7 @@ from swarm.wire.messages import (
     LayerRange,
     Lineage,
     Order,
+    SetAdapters,
     Welcome,
 )
 from swarm.wire.tensors import find_not_finite
@@ -101,6 +105,7 @@ class StageSettings:
     profile_every: int = 0  # log a profile after this number of steps; 0: never
     dtypes: tuple[str, ...] = ()  # types of weights that this worker could compute with, as its settings allow
     spill_chunk: int = CHUNK  # positions of a chunk on disk
+    state_stride: int = 0  # positions between states that are kept (``Manifest``); 0: layers keep none
 
 
 @dataclass(slots=True)
@@ -108,6 +113,7 @@ class StageCore:
     """Deciding part of a stage; the rules are in the module's docstring."""
 
     settings: StageSettings
+    adapters: StageAdapters = field(init=False)
     epochs: EpochManager = field(init=False)
     pending_plan: PendingPlan = field(init=False)
     store: SequenceStore = field(init=False)
@@ -128,7 +134,7 @@ class StageCore:
         self.pending_plan = PendingPlan(own.incarnation)
         self.faults = FaultHandler(own.incarnation, self.pending_plan, self._actions, self._write_log, self._count)
         self.membership = BrokerMembership(self._actions, self._write_log, self.faults.defer_hello, own.dtypes)
-        self.store = SequenceStore(ActivationLog(own.log_bytes), self._actions)
+        self.store = SequenceStore(ActivationLog(own.log_bytes), self._actions, own.state_stride)
         self.runner = StepRunner(own.name, own.num_layers, own.profile_every, self.store, self._actions, self._count)
         self.replays = ReplayQueue(own.name, own.incarnation, own.num_layers, self.store, self._count)
         self.rechecks = RecheckQueue(own.incarnation, own.num_layers, self.log, self._count)
@@ -136,6 +142,7 @@ class StageCore:
         spiller = KvSpiller(self.store, self._count, own.spill_chunk)
         restorer = KvRestorer(own.incarnation, self.store, spiller, self._actions, self._write_log, self._count)
         self.exchange = KvExchange(KvSender(self.store, self._count), arrivals, spiller, restorer, self._actions)
+        self.adapters = StageAdapters(own.incarnation, self.store.sequences, self._actions)
         self.epochs = EpochManager(
             own.incarnation,
             self.pending_plan,
@@ -212,9 +219,8 @@ class StageCore:
                 self.membership.on_order_received(now)
                 self._handle_order(order, now)
                 self.epochs.publish_allowed()
-            case Loaded() | LoadFailed() | StandbyProgressed() | StandbyLoaded():
-                self._actions.extend(self.pending_plan.handle_event(event))
-                self.epochs.publish_allowed()
+            case Loaded() | LoadFailed() | StandbyProgressed() | StandbyLoaded() | AdaptersLoaded():
+                self._on_loaded(event, now)
             case (
                 KvArrived()
                 | KvStoreFailed()
@@ -232,6 +238,7 @@ class StageCore:
                 self._tick(kv_free_bytes, now)
         self.epochs.share_prefixes()
         self._start_work(now)
+        self.adapters.drop_unused()
         actions = [self._stamp_lineage(action) for action in self._actions]
         self._actions.clear()
         return actions
@@ -250,6 +257,9 @@ class StageCore:
             return
         if self.membership.handle_order(order):
             return
+        if isinstance(order, SetAdapters):  # of the broker that this worker introduces itself to, too
+            self.adapters.follow(order)
+            return
         if order.lineage != self.lineage:
             self._count("stale_orders")
             return
@@ -259,6 +269,15 @@ class StageCore:
     def _on_welcome(self, order: Welcome) -> None:
         self.epochs.on_welcome(order)
         self.membership.on_welcome(order)
+
+    def _on_loaded(
+        self, event: Loaded | LoadFailed | StandbyProgressed | StandbyLoaded | AdaptersLoaded, now: float
+    ) -> None:
+        if not isinstance(event, AdaptersLoaded):
+            self._actions.extend(self.pending_plan.handle_event(event))
+            self.epochs.publish_allowed()
+        elif self.adapters.on_loaded(event) and self.membership.hello_sent_at is not None:
+            self.membership.send_hello(now)  # the broker has been waiting for these
 
     def inventory(self) -> tuple[HeldSequence, ...]:
         """Return the stored sequences, for Activated."""
@@ -407,6 +426,8 @@ class StageCore:
         if event.is_memory:
             self.store.copies.clear()
         if is_current and self.faults.retry_in_pieces(event, self.fence):
+            assert self.layers is not None
+            self.store.fall_back(compute.batch, self.layers)
             return
         self._abandon_work("failed", now)
         reason = f"step {compute.step} of epoch {compute.epoch} failed: {event.reason}"

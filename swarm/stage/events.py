@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from swarm.stage.actions import Compute
 from swarm.stage.executor import Capacity, ForwardResult, KvData
-from swarm.wire.messages import KvPart, LayerRange, Order, Step
+from swarm.wire.messages import AdapterEntry, KvPart, LayerRange, Order, Step
 
 if TYPE_CHECKING:
     import numpy as np
@@ -144,6 +144,14 @@ class StandbyLoaded:
 
 
 @dataclass(frozen=True, slots=True)
+class AdaptersLoaded:
+    """A ``LoadAdapters`` has ended: these are loaded now, with their digests. ``problem``: why none is."""
+
+    adapters: tuple[AdapterEntry, ...]
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class KvArrived:
     """A part of another worker's keys and values arrived over the connection for copies; its checksum is right."""
 
@@ -246,6 +254,7 @@ Event = (
     | LoadFailed
     | StandbyProgressed
     | StandbyLoaded
+    | AdaptersLoaded
     | KvArrived
     | KvStoreFailed
     | KvTurn

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from swarm.params import ImageSpan, SamplingParams, VectorKind
     from swarm.wire.messages import (
+        AdapterEntry,
         Failure,
         ForcedTokens,
         LayerCost,
@@ -203,6 +204,13 @@ class Executor(Protocol):
         Returns the standby layers, which are fewer if ``stopped`` ended the load. Raises ModelError. Called by a loader
         thread.
         """
+
+    def load_adapters(self, entries: tuple[AdapterEntry, ...]) -> tuple[AdapterEntry, ...]:
+        """Load adapters into all loaded layers and those to come; return them with digests and sizes. Raises
+        ModelError; then none of them is loaded. Called by a thread of its own."""
+
+    def drop_adapters(self, keys: tuple[str, ...]) -> None:
+        """Drop the adapters with these keys. Rows must not have them any more."""
 
     def loaded_bits(self) -> str:
         """Return ``Capacity.bits`` of everything that is loaded. Called by a loader thread."""

@@ -236,6 +236,8 @@ class ReplayQueue:
                 return f"a replay of sequence {row.sequence} would outgrow its limit of {held.open.limit}"
             if held.min_position(own) < row.start:
                 return f"a replay of sequence {row.sequence} begins at {row.start}, but layers {own} stand at {held.kv}"
+            if not held.can_begin(own, row.start):
+                return f"a replay of sequence {row.sequence} begins at {row.start}, where layers {own} hold no state"
         for row, row_tokens in needed.parts():
             held = self.store.sequences[row.sequence]
             held.history[row.start : row.start + row.count] = row_tokens

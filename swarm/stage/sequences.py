@@ -48,6 +48,10 @@ class StoredSequence:
     is_adopted: bool = False  # it consists of copies of another worker's keys and values, and no step has opened it
     # position from which on its tokens are proposals that the last step computed; None: all tokens are certain
     unverified_from: int | None = None
+    # where layers keep states: the positions at which they are kept whatever happens (0: there are no states), and
+    # the others at which they are held besides each layer's own position
+    stride: int = 0
+    held_states: tuple[int, ...] = ()
     # what was sent of it to workers that hold copies, by the receiver's incarnation and layers
     sent: dict[CopyTarget, SentPositions] = field(default_factory=dict)
 
@@ -75,6 +79,24 @@ class StoredSequence:
         """Set the position in all of the stage's layers. The last ``num_proposed`` positions are of proposals."""
         self.kv = [RangePosition(layers, position)]
         self.unverified_from = position - num_proposed if num_proposed else None
+        if self.stride:
+            self.held_states = (*self.held_states, position - 1)
+
+    def start_row(self, start: int) -> None:
+        """Note that a row from ``start`` on begins in all layers: it overwrites the states of the row before."""
+        if self.stride:
+            self.held_states = (start,)
+
+    def can_begin(self, layers: LayerRange, start: int) -> bool:
+        """Return whether these layers hold what a row or replay from ``start`` on begins with."""
+        positions = [r.position for r in self.kv if r.layers.first < layers.stop and layers.first < r.layers.stop]
+        return all(position >= start == self._held_before(position, start) for position in positions)
+
+    def _held_before(self, held: int, position: int) -> int:
+        """Return the largest position, at most ``position``, from which a layer that stands at ``held`` can go on."""
+        if held <= position or not self.stride:
+            return min(held, position)
+        return max(position // self.stride * self.stride, *(p for p in (0, *self.held_states) if p <= position))
 
     def min_position(self, layers: LayerRange) -> int:
         """Return the smallest number of positions among these layers."""
@@ -89,8 +111,9 @@ class StoredSequence:
     def recede(self, layers: LayerRange, position: int) -> None:
         """Lower the position of these layers to at most ``position``, from which on they are written again.
 
-        A cache is written in units: positions behind the written ones, in the same unit, may be lost.
+        A cache is written in units: positions behind the written ones, in the same unit, may be lost. So are states.
         """
+        self.held_states = ()
         self._move(layers, lambda held: min(held, position))
 
     def _move(self, layers: LayerRange, new_position: Callable[[int], int]) -> None:
@@ -108,12 +131,17 @@ class StoredSequence:
         self.kv = _merge(moved)
 
     def truncate(self, position: int) -> None:
-        """Drop the positions from ``position`` on. The broker cuts at verified positions only."""
+        """Drop the positions from ``position`` on. The broker cuts at verified positions only.
+
+        A state can't be rolled back. If none is held at the position, the layers fall back to one before it, and are
+        rebuilt.
+        """
         self.unverified_from = None
         for sent in self.sent.values():
             sent.position = min(sent.position, position)
-        cut = [RangePosition(r.layers, min(r.position, position)) for r in self.kv]
+        cut = [RangePosition(r.layers, self._held_before(r.position, position)) for r in self.kv]
         self.kv = _merge(cut)
+        self.held_states = tuple(p for p in self.held_states if p <= position)
 
     def change_layers(self, layers: LayerRange) -> None:
         """Change the stage's range of layers: layers that stay keep their positions, new ones start at 0."""
@@ -167,6 +195,7 @@ class SequenceStore:
 
     log: ActivationLog
     actions: list[Action]
+    stride: int = 0  # positions between states that are kept (``Manifest.state_stride``)
     sequences: dict[int, StoredSequence] = field(default_factory=dict)
     copies: KvCopies = field(init=False)
     prefixes: SharedPrefixes = field(init=False)
@@ -223,6 +252,7 @@ class SequenceStore:
             held = self.sequences[row.sequence]
             held.history[row.start : row.start + row.count] = step.tokens[taken : taken + row.count]
             held.unverified_from = None  # the row begins where the verified positions end
+            held.start_row(row.start)
             taken += row.count
             num_proposed = counts.get(row.sequence, 0)
             if num_proposed:
@@ -261,6 +291,11 @@ class SequenceStore:
         images = tuple(self.sequences[row.sequence].open.params.images for row in rows)
         return images if any(images) else ()
 
+    def fall_back(self, batch: Batch, layers: LayerRange) -> None:
+        """Note that these rows are computed in pieces: if the last one fails, the state at a row's begin is gone."""
+        for row in batch.rows if self.stride else ():
+            self.sequences[row.sequence].recede(batch.through or layers, row.start // self.stride * self.stride)
+
     def apply_header(self, step: Step, layers: LayerRange) -> str | None:
         """Retire, release, open and truncate sequences, in this order; return an error text if that is impossible.
 
@@ -293,7 +328,7 @@ class SequenceStore:
             self._reserve(item)
         else:
             source = self.sequences.get(item.source)
-            if source is None or (source.position() or 0) < position:
+            if source is None or (source.position() or 0) < position or (self.stride and position % self.stride):
                 return (
                     f"sequence {item.sequence} is to begin as {item.source}, which does not hold {position} positions"
                 )
@@ -303,8 +338,12 @@ class SequenceStore:
             self.copies.drop(item.sequence)
             self.actions.append(ForkSequence(item.sequence, item.source, position, item.limit, may_share))
             self.log.fork(item.sequence, item.source, position)
-        self.sequences[item.sequence] = StoredSequence(item, list(item.tokens), [RangePosition(layers, position)])
+        self._add(item, layers, position)
         return None
+
+    def _add(self, item: Open, layers: LayerRange, position: int) -> None:
+        kv = [RangePosition(layers, position)]
+        self.sequences[item.sequence] = StoredSequence(item, list(item.tokens), kv, stride=self.stride)
 
     def find_reserved(self, item: Open) -> StoredSequence | None:
         """Return the stored sequence. One that was taken over from copies with another limit is released first: its
@@ -327,7 +366,7 @@ class SequenceStore:
     def open_empty(self, item: Open, layers: LayerRange) -> None:
         """Open a sequence that is about to be rebuilt, with no positions."""
         self._reserve(item)
-        self.sequences[item.sequence] = StoredSequence(item, list(item.tokens), [RangePosition(layers, 0)])
+        self._add(item, layers, 0)
         if self.prefixes.position(item.sequence):
             self.log.expect(item.sequence, layers.stop)
 

@@ -19,12 +19,15 @@ import psutil
 from swarm import Client
 from swarm.admin.report_rows import is_present
 from swarm.errors import ClientError
+from swarm.failpoints import FROM_VARIABLE, VARIABLE
 from tests.integration.gateway import request, status
 from tests.integration.processes import KEEPER, PATIENT, free_ports
 
 NUM_WORKERS = 3
 READY_S = 120.0
 MODEL = "village"
+# Faults of the workers while a test wishes them: what is over in a moment is seen under way on any machine.
+SLOW = "tell.activated=stall:3@1+,step.prefill=stall:0.05@1+"
 
 
 class Swarm:
@@ -37,7 +40,9 @@ class Swarm:
         self.broker_url = f"tcp://127.0.0.1:{port}"
         self.logs = folder / "state" / "logs"
         self._arguments = ["--port", str(port), "--http", str(port + 2), "--state-dir", str(folder / "state"), "--json"]
-        self._environment = {**PATIENT, **os.environ, "OMP_NUM_THREADS": "1", **environment}
+        self._slow = folder / "slow"
+        faults = {VARIABLE: SLOW, FROM_VARIABLE: str(self._slow)}
+        self._environment = {**PATIENT, **os.environ, "OMP_NUM_THREADS": "1", **faults, **environment}
         self._up: subprocess.Popen[bytes] | None = None
         self.client = Client(self.broker_url, connect_timeout_s=READY_S)
 
@@ -139,6 +144,15 @@ class Swarm:
             yield
         finally:
             os.kill(self._up.pid, signal.SIGCONT)
+
+    @contextmanager
+    def slowed(self) -> Iterator[None]:
+        """Have each change of plan take seconds, and each chunk of a prompt a moment."""
+        self._slow.touch()
+        try:
+            yield
+        finally:
+            self._slow.unlink()
 
     def chain(self) -> list[str]:
         """The workers that serve, in the order of their layers."""

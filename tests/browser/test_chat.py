@@ -12,7 +12,7 @@ pytest.importorskip("playwright", reason="playwright is not installed")
 
 from playwright.sync_api import expect
 
-from tests.browser.console import SLOW_MS, SOME_WORDS, Console
+from tests.browser.console import SLOW_MS, SOME_WORDS, Console, until_seen
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -233,20 +233,20 @@ def test_nothing_is_stated_before_the_first_snapshot(console: Console) -> None:
 def test_no_lack_of_models_is_stated_before_the_gateway_has_answered(console: Console) -> None:
     """The swarm is live and its stages are shown; what it serves is not yet known."""
     page = console.page
-
-    def hold(_: Route) -> None:
-        """No answer, for as long as the page is routed."""
-
-    page.route("**/v1/models", hold)
+    held: list[Route] = []
+    page.route("**/v1/models", lambda route: held.append(route))  # noqa: PLW0108
     page.reload()
     console.until_live()
-    expect(console.region("Stages")).to_contain_text("all well")
+    expect(console.stages).to_have_count(3, timeout=SLOW_MS)
+    until_seen(page, lambda: held, "the page asks for models")
     beside_send = console.region("Prompt").locator(".prompt-actions").get_by_role("status")
     page.wait_for_timeout(300)
     expect(beside_send).to_be_empty()
     expect(console.button("Send")).to_be_disabled()
-    page.unroute("**/v1/models")
-    expect(console.button("Send")).to_be_enabled()
+    page.route("**/v1/models", lambda route: route.continue_())
+    for route in held:
+        route.continue_()
+    expect(console.button("Send")).to_be_enabled(timeout=SLOW_MS)
 
 
 # Sums up how far the parts of a page have moved by themselves, as browsers measure it: 0.1 is called good.

@@ -134,18 +134,21 @@ LISTEN = """() => {
   window.told = [];
   new MutationObserver(say).observe(region, { subtree: true, childList: true, characterData: true, attributes: true });
 }"""
-SEEN_S = 1.5  # a phase that takes longer is seen while it runs, on any machine
 
 
 def test_each_phase_is_told_as_it_happens(console: Console, swarm: Swarm) -> None:
     """Under way before it is over; phases run and are done in their order, with what was predicted beside; those that
-    are told live wait for no animation; one sentence at the end."""
+    are told live wait for no animation; one sentence at the end. One phase takes seconds, so that the page shows it
+    while it runs, on any machine."""
     victim = swarm.chain()[1]
     asked = console.ask_for_much(num_tokens=500)
     expect(console.answer()).to_have_text(SOME_WORDS)
     console.page.evaluate(LISTEN)
-    console.kill(victim)
     region = console.region("Recovery")
+    with swarm.slowed():
+        console.kill(victim)
+        activates = region.locator('li[data-phase="activate"][data-state="runs"]')
+        expect(activates).to_be_visible(timeout=SLOW_MS)
     expect(region).to_contain_text(re.compile(rf"{victim} was lost; .*1 answer went on after"), timeout=SLOW_MS)
     told = console.page.evaluate("window.told")
     live = [each for each in told if "in progress" in each["words"] and victim in each["words"]]
@@ -159,8 +162,4 @@ def test_each_phase_is_told_as_it_happens(console: Console, swarm: Swarm) -> Non
     assert states[0][-1] == 0, "the last phase had not begun when it was first told"
     assert {delay for each in live for _, _, delay, _ in each["phases"]} == {"0s"}
     assert any("of" in predicted for _, _, _, predicted in live[-1]["phases"])
-    ran = {name for each in live for name, state, *_ in each["phases"] if state == "runs"}
-    (recovery, *_) = swarm.client.query("recoveries")["recoveries"][::-1]
-    took = {name: recovery["measured"][f"{name}_s"] or 0.0 for name in PHASES[1:]}
-    assert {name for name, seconds in took.items() if seconds > SEEN_S} <= ran, (took, states)
     ends_as_ever(console, swarm, asked)

@@ -13,7 +13,7 @@ pytest.importorskip("playwright", reason="playwright is not installed")
 
 from playwright.sync_api import expect
 
-from tests.browser.console import SLOW_MS, SOME_WORDS, Console, text_of
+from tests.browser.console import SLOW_MS, SOME_WORDS, Console, text_of, until_seen
 
 if TYPE_CHECKING:
     from tests.browser.swarms import Swarm
@@ -111,15 +111,24 @@ def test_a_long_prompt_is_seen_being_read(console: Console, swarm: Swarm) -> Non
     console.write(prompt)
     console.set("Max tokens", "4")
     console.page.evaluate(LISTEN)
-    console.generate()
-    console.tab("Requests")
-    console.until_answered()
-    for name in ("Answer", "Requests"):
+
+    def read(name: str) -> list[int]:
+        """The numbers of tokens that were told to be computed."""
         texts = [text.replace(THIN, "") for where, text in console.page.evaluate("window.told") if where == name]
         told = [PROGRESS.search(text) for text in texts]
-        read = [int(found[1]) for found in told if found is not None and int(found[2]) == counted["count"]]
-        assert any(0 < each < counted["count"] for each in read), (name, texts[-20:])
-        assert read == sorted(read)
+        return [int(found[1]) for found in told if found is not None and int(found[2]) == counted["count"]]
+
+    def is_read(name: str) -> bool:
+        return any(0 < each < counted["count"] for each in read(name))
+
+    with swarm.slowed():
+        console.generate()
+        until_seen(console.page, lambda: is_read("Answer"), "the answer tells how much is computed")
+        console.tab("Requests")
+        until_seen(console.page, lambda: is_read("Requests"), "the list of requests tells it, too")
+    console.until_answered()
+    for name in ("Answer", "Requests"):
+        assert read(name) == sorted(read(name))
 
 
 def test_stop_ends_it_on_all_stages(console: Console, swarm: Swarm) -> None:

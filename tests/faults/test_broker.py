@@ -42,7 +42,7 @@ async def _ended(swarm: Swarm) -> None:
 
 async def test_a_broker_is_killed(bench: Bench, swarm: Swarm) -> None:
     """Clients see a pause. What every stage held goes on without anything being computed again; and so twice."""
-    async with bench.under_load(warm=60):
+    async with bench.under_load(warm=60, speculation="off"):
         for _ in range(2):
             _restart(swarm)
             found = await bench.until(lambda s: s.get("sequences_taken_back", 0) > 0)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from swarm.failpoints import FROM_VARIABLE, VARIABLE
 from swarm.wire.messages import PlanCommand
 from tests.faults.bench import MODE_VARIABLE, SPECULATION_VARIABLE, Answers, Bench, Swarm, long, undisturbed
 from tests.faults.zygote import Zygote
@@ -16,6 +19,8 @@ WARM = 60  # tokens that are drawn before the first death
 # Without proposals, answers run for longer than it takes to copy their keys and values.
 LONG_RUNNING: dict[str, Any] = {"warm": WARM, "speculation": "off"}
 USED = "kv_copies_used_positions"
+# While a file exists, the broker pauses before each step, so that no answer ends between the copies and the death.
+SLOW = "broker.dispatch=stall:0.1@1+"
 
 
 @pytest.fixture(
@@ -35,8 +40,20 @@ def policy(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def options(weights: dict[str, str], policy: str) -> dict[str, str]:
-    return weights | {"SWARM_PLAN__STANDBY_KV": policy}
+def options(weights: dict[str, str], policy: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    slow = tmp_path_factory.mktemp("slow") / "slow"
+    return weights | {"SWARM_PLAN__STANDBY_KV": policy, VARIABLE: SLOW, FROM_VARIABLE: str(slow)}
+
+
+@contextmanager
+def slowed(options: dict[str, str]) -> Iterator[None]:
+    """Have the broker pause before each step."""
+    slow = Path(options[FROM_VARIABLE])
+    slow.touch()
+    try:
+        yield
+    finally:
+        slow.unlink()
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +82,14 @@ async def until_copied(bench: Bench, policy: str, source: str) -> list[str]:
 
 
 @pytest.mark.parametrize("place", [0, 1, -1], ids=["first", "middle", "last"])
-async def test_a_stage_is_killed(bench: Bench, policy: str, place: int) -> None:
+async def test_a_stage_is_killed(bench: Bench, options: dict[str, str], policy: str, place: int) -> None:
     """With copies, layers are taken over with keys and values that another worker has computed."""
     before = await bench.figures()
     async with bench.under_load(**LONG_RUNNING):
         name = (await bench.order())[place]
-        await until_copied(bench, policy, name)
-        bench.swarm.kill(name)
+        with slowed(options):
+            await until_copied(bench, policy, name)
+            bench.swarm.kill(name)
     after = await bench.figures()
     assert after["workers_lost"] == before.get("workers_lost", 0) + 1
     assert (after.get(USED, 0) > before.get(USED, 0)) == (policy != "none")

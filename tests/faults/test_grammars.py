@@ -97,9 +97,8 @@ async def test_a_stage_is_killed_inside_a_json_string(bench: Bench, place: int) 
     ("fault", "speculation"),
     [
         ("step.sampled=kill@40", "off"),
-        ("step.computes=kill@25", "off"),
-        ("step.sampled=kill@8", "auto"),
         ("step.computes=kill@6", "auto"),
+        *long(("step.computes=kill@25", "off"), ("step.sampled=kill@8", "auto")),
     ],
 )
 async def test_the_last_stage_dies_with_what_it_has_drawn(

@@ -18,7 +18,7 @@ from tests.integration.test_hosts import control, invitation, log_of, stages, st
 _WHY_NOT = why_no_namespaces()
 pytestmark = pytest.mark.skipif(_WHY_NOT is not None, reason=_WHY_NOT or "")
 OUT_S = 2.0  # after which a key that was revoked must be out everywhere
-ATTACK_S = 6.0
+ATTACK_S = 3.0
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ async def main(host, state, over):
 
 asyncio.run(main(*sys.argv[1:]))
 """
-FLOOD_S = 15.0
+FLOOD_S = 8.0
 MOST_MORE = 300 << 20  # of the broker's memory: two bounds of 64 MiB, and what the allocator keeps
 
 

@@ -14,14 +14,14 @@ import pytest_asyncio
 import zmq
 
 from swarm import AsyncClient
-from tests.faults.bench import Answers, Bench, Swarm
+from tests.faults.bench import Answers, Bench, Swarm, long
 from tests.faults.proxy import Doorman, Passage
 from tests.faults.zygote import Zygote
 
 ASIDE = 10_000  # how far from its port a worker is told to be, for somebody to stand there
 
 
-@pytest.mark.parametrize("place", [0, 1], ids=["first", "middle"])
+@pytest.mark.parametrize("place", [*long(0), 1], ids=["first", "middle"])
 async def test_hidden_states_that_are_not_finite(bench: Bench, place: int) -> None:
     """One NaN among the hidden states of a step: the stage behind refuses it, the sender is out at once and is shown
     with the evidence, others take its layers, and the answers are the same to the last bit. It is not dead: it joins

@@ -24,6 +24,7 @@ _WHY_NOT = why_no_namespaces()
 pytestmark = pytest.mark.skipif(_WHY_NOT is not None, reason=_WHY_NOT or "")
 SLOW = "w1"
 ROWS, TOKENS = 32, 60
+NUM_RIGHT = 20  # tokens of an answer that is compared: over these links, a whole one takes half a minute
 # One way. The tolerances below are a part of it: large enough that computing on a busy machine stays within them.
 FAR_S, NUM_FAR_TOKENS = 0.15, 30
 
@@ -94,7 +95,8 @@ async def test_the_slow_link_carries_one_cut(narrowed: Machines, expected: Answe
         slow = told[0] if place == 0 else told[1]
         assert slow > 4 * (sum(told) - slow)
         assert took["outside_s"] == pytest.approx(sum(told), rel=0.25)
-        await Bench(narrowed, client, expected).right([0])
+        async with Bench(narrowed, client, expected).under_load(cases=[0], warm=0, tokens=NUM_RIGHT):
+            pass
 
 
 async def test_a_link_that_takes_long_is_in_the_step(stretched: Machines, expected: Answers) -> None:
@@ -105,4 +107,5 @@ async def test_a_link_that_takes_long_is_in_the_step(stretched: Machines, expect
         ways = told["broker_s"] + sum(stage["hop_s"] for stage in told["stages"])
         assert ways == pytest.approx(2 * FAR_S, rel=0.2)
         assert took["step_s"] == pytest.approx(told["step_s"], rel=0.25)
-        await Bench(stretched, client, expected).right([0])
+        async with Bench(stretched, client, expected).under_load(cases=[0], warm=0, tokens=NUM_RIGHT):
+            pass

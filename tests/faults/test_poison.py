@@ -53,12 +53,12 @@ async def test_all_workers_are_drained_one_after_the_other(bench: Bench) -> None
     assert (await bench.figures()).get("workers_lost", 0) == before.get("workers_lost", 0)
 
 
-async def test_twenty_deaths_leave_nothing_behind(bench: Bench) -> None:
-    """One place, twenty processes that die one after the other under load: the broker and the survivors have the same
+async def test_ten_deaths_leave_nothing_behind(bench: Bench) -> None:
+    """One place, ten processes that die one after the other under load: the broker and the survivors have the same
     threads, descriptors and memory as before, but for what an allocator keeps."""
     await _crash(bench, 3)  # what is made once is made now
     before = _sizes(bench)
-    await _crash(bench, 20)
+    await _crash(bench, 10)
     after = _sizes(bench)
     for name in ("broker", "w0", "w2"):
         threads, descriptors, memory = before[name]

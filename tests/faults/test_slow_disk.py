@@ -38,17 +38,18 @@ int fdatasync(int file) { wait_for_the_disk(); return syscall(SYS_fdatasync, fil
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 
 
-@pytest.fixture
-def swarm(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swarm]:
+@pytest.fixture(scope="module")
+def swarm(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
     """A broker with a journal, on a disk on which every sync takes a while."""
-    source, library = tmp_path / "slow.c", tmp_path / "slow.so"
+    folder = tmp_path_factory.mktemp("slow")
+    source, library = folder / "slow.c", folder / "slow.so"
     source.write_text(SHIM)
     subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", library, source], check=True)
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LD_PRELOAD", str(library))
         patch.setenv("TEST_SYNC_S", str(SYNC_S))
         zygote = Zygote(model)
-        with zygote, Swarm(model, tmp_path, zygote, state=tmp_path / "state") as swarm:
+        with zygote, Swarm(model, folder, zygote, state=folder / "state") as swarm:
             swarm.start(3)
             yield swarm
 

@@ -16,6 +16,7 @@ import pytest
 
 import swarm.demo
 from swarm import AsyncClient
+from swarm.failpoints import FROM_VARIABLE, VARIABLE
 from tests.faults.zygote import Zygote
 from tests.integration.processes import START_S, Processes, figures
 
@@ -27,6 +28,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "n": {"temperature": 0.7, "seed": 6, "n": 2},
 }
 NOISE = 0.05  # of the draft model's weights: it agrees with the swarm's model about a part of the tokens
+# While a file exists, steps take so long that proposals pay, however busy the machine is.
+SLOW = "step.computes=stall:0.03@1+"
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +58,9 @@ def processes(zygote: Zygote, draft: Path, tmp_path: Path) -> Iterator[Processes
         "SWARM_BROKER__SPECULATION": "draft",
     }
     with Processes(DEMO, tmp_path, options=options, launch=zygote) as processes:
-        processes.start(2)
+        processes.start_broker(2)
+        for name in ("w0", "w1"):
+            processes.start_worker(name, **{VARIABLE: SLOW, FROM_VARIABLE: str(tmp_path / "slow")})
         yield processes
 
 
@@ -93,8 +98,9 @@ async def check_clean(client: AsyncClient) -> dict[str, float]:
     return counters
 
 
-async def test_answers_are_the_same_with_and_without(processes: Processes, client: AsyncClient) -> None:
+async def test_answers_are_the_same_with_and_without(processes: Processes, client: AsyncClient, tmp_path: Path) -> None:
     await until_draft(processes, client, "ready")
+    (tmp_path / "slow").touch()
     for options in OPTIONS.values():
         plain = await answers(client, speculation="off", **options)
         before = await figures(client)
@@ -106,7 +112,7 @@ async def test_answers_are_the_same_with_and_without(processes: Processes, clien
 
 
 async def test_a_killed_draft_process_disturbs_no_answer_and_comes_back(
-    processes: Processes, client: AsyncClient
+    processes: Processes, client: AsyncClient, tmp_path: Path
 ) -> None:
     """Killed again and again in mid-answer; answers with a stopped one go on without it."""
     plain = await answers(client, 300, speculation="off")
@@ -127,6 +133,7 @@ async def test_a_killed_draft_process_disturbs_no_answer_and_comes_back(
     counters = await check_clean(client)
     assert counters["draft_losses"] == 2
     before = counters["accepted_tokens"]
+    (tmp_path / "slow").touch()
     assert await answers(client, 300) == plain
     assert (await figures(client))["accepted_tokens"] > before
 

@@ -34,6 +34,20 @@ async def test_a_worker_takes_the_swarm_s_dtype(random_llama: Path, zygote: Zygo
             assert (await client.generate([5, 6, 7], max_tokens=40, ignore_eos=True)).tokens == mixed
 
 
+async def test_unlike_workers_agree_on_a_dtype(random_llama: Path, zygote: Zygote, tmp_path: Path) -> None:
+    """Before the first plan: the first worker comes with the files' float32, the second one can't compute in that."""
+    with Processes(random_llama, tmp_path, launch=zygote) as swarm:
+        swarm.start_broker(2)
+        swarm.start_worker("w0")
+        async with AsyncClient(swarm.url, connect_timeout_s=60) as client:
+            await swarm.until(client, "nodes", lambda nodes: len(nodes["workers"]) == 1)
+            swarm.start_worker("w1", "--dtype", "bfloat16")
+            await swarm.until_serving(client, 2)
+            workers = (await client.query("nodes"))["workers"]
+            assert {w["name"]: w["dtype"] for w in workers} == {"w0": "bfloat16", "w1": "bfloat16"}  # type: ignore[attr-defined]
+            assert len((await client.generate([5, 6, 7], max_tokens=10, ignore_eos=True)).tokens) == 10
+
+
 async def test_the_broker_s_dtype_counts(random_llama: Path, zygote: Zygote, tmp_path: Path) -> None:
     """For the first worker, too."""
     with Processes(random_llama, tmp_path, launch=zygote) as swarm:

@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 
 from swarm import AsyncClient
+from swarm.failpoints import FROM_VARIABLE, VARIABLE
 from swarm.wire.messages import PlanCommand
 from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes, figures, some_tokens, stages_of
 
 NUM_TOKENS = 850
+MEASURED = 60  # tokens of each that are drawn before the plan changes: more steps than a speed is measured from
+# While a file exists, the broker pauses before each step from about then on, so that answers outlast the change.
+SLOW = f"broker.dispatch=stall:0.1@{MEASURED}+"
 PROMPTS = [[5 + i % 90 for i in range(first, first + 150)] for first in range(0, 84, 7)]
 
 Change = Callable[[Processes, AsyncClient], Awaitable[None]]
@@ -67,15 +71,20 @@ async def test_no_position_is_computed_again(
     """Under load, the plan changes while it is whole: every token is that of one undisturbed worker, and the keys and
     values of the moved layers come from their former holder. The present workers have loaded all layers before, since a
     load beside steps may take longer than the answers."""
+    slow = tmp_path / "slow"
     with Processes(zygote.model, tmp_path, options={"SWARM_PLAN__STANDBY": "all"}, launch=zygote) as swarm:
-        swarm.start(num_workers)
+        swarm.start_broker(num_workers, **{VARIABLE: SLOW, FROM_VARIABLE: str(slow)})
+        for number in range(num_workers):
+            swarm.start_worker(f"w{number}")
         async with AsyncClient(swarm.url, connect_timeout_s=60) as client:
             await swarm.until_serving(client, num_workers)
             await swarm.until(client, "nodes", _are_warm)
+            slow.touch()
             answers = [asyncio.create_task(_generate(client, prompt)) for prompt in PROMPTS]
-            await some_tokens(swarm, client, 20 * len(PROMPTS))
+            await some_tokens(swarm, client, MEASURED * len(PROMPTS))
             before = await figures(client)
             await change(swarm, client)
+            slow.unlink()
             assert not any(answer.done() for answer in answers)
             assert await asyncio.gather(*answers) == expected
             after = await figures(client)

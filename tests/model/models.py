@@ -82,6 +82,25 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 
 
+# Kinds with multi-head latent attention, whose cache has one latent per position.
+_LATENT: dict[str, Any] = {
+    **{"num_key_value_heads": 6, "q_lora_rank": 48, "kv_lora_rank": 40},
+    **{"qk_rope_head_dim": 8, "qk_nope_head_dim": 24, "v_head_dim": 20},
+}
+_LATENT_EXPERTS: dict[str, Any] = _LATENT | {
+    **{"n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2, "moe_intermediate_size": 40},
+    **{"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1},
+}
+LATENT: dict[str, dict[str, Any]] = {
+    "deepseek_v2": _LATENT_EXPERTS | {"q_lora_rank": None, "topk_method": "greedy"},
+    "deepseek_v3": _LATENT_EXPERTS,
+    "glm4_moe_lite": _LATENT_EXPERTS | {"n_group": 1},
+    "axk1": _LATENT_EXPERTS,
+    "youtu": _LATENT,
+    "minicpm3": _LATENT,
+}
+
+
 # Kinds whose attention, positions or masks are their own (``swarm/stage/model/older_kinds.py``).
 _PAIRED: dict[str, Any] = {"num_attention_heads": 4, "rotary_dim": 8}
 ADAPTED: dict[str, dict[str, Any]] = {
@@ -111,10 +130,10 @@ ADAPTED: dict[str, dict[str, Any]] = {
 
 
 def named_config(kind: str, **changes: Any) -> Any:
-    """A small model of one of the ``ARCHITECTURES``, of the ``ADAPTED``, or of another kind."""
+    """A small model of one of the ``ARCHITECTURES``, of ``LATENT`` or ``ADAPTED``, or of another kind."""
     from transformers import AutoConfig
 
-    return AutoConfig.for_model(kind, **(_SMALL | ARCHITECTURES.get(kind, {}) | ADAPTED.get(kind, {}) | changes))
+    return AutoConfig.for_model(kind, **(_SMALL | (ARCHITECTURES | LATENT | ADAPTED).get(kind, {}) | changes))
 
 
 def random_model(config: Any, dtype: torch.dtype | None = None, seed: int = 0) -> Any:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import constants
 from pydantic import ValidationError
+from safetensors.torch import save_file
 
 from swarm.config.worker import WorkerSettings
 from swarm.errors import IllegalMove, ModelError
@@ -18,7 +21,7 @@ from swarm.stage.engine.forward import run_batch
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch
 from swarm.stage.quantization.at_load import AS_STORED, Quantization
-from swarm.wire.messages import LayerRange, Row
+from swarm.wire.messages import AdapterEntry, LayerRange, Row
 from tests.model.adapters import LLAMA, make_adapter, merged_logits
 from tests.model.cutting import MANY, never, nothing, random_tokens
 from tests.model.models import llama_config, named_config
@@ -28,6 +31,7 @@ pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no native ker
 Save = Callable[..., Path]
 Part = tuple[int, int, Sequence[int], str]  # sequence, start, tokens, adapter
 ALL = LayerRange(0, 8)
+SIDES = {"A": (4, 16), "B": (16, 4)}
 PROMPTS = {number: random_tokens(30 + 7 * number, seed=number) for number in range(1, 6)}
 # Sequences by adapter: two share one, and one has none.
 NAMES = {1: "tall", 2: "", 3: "wide", 4: "tall", 5: "one"}
@@ -248,3 +252,77 @@ def test_a_bad_name_or_folder_is_refused(llama: Path, tmp_path: Path) -> None:
             WorkerSettings(adapters=(text,))
     with pytest.raises(ModelError, match=r"adapter_config\.json is missing; an adapter is a folder in peft's format"):
         TorchExecutor(str(llama), adapters={"a": str(tmp_path)})
+
+
+def test_adapters_are_loaded_and_dropped_while_layers_are_in_use(llama: Path, adapters: dict[str, str]) -> None:
+    """With the bits of one that was there from the start; by keys, since another content may have the name later."""
+    early = alone([ready(llama, adapters)], 1, "tall")
+    executor = ready(llama, {})
+    without = alone([executor], 1, "")
+    for name in ("tall", "wide", "tall"):
+        (entry,) = executor.load_adapters((AdapterEntry("red", adapters[name]),))
+        assert entry.key == f"red@{entry.digest[:16]}"
+        result = alone([executor], 1, entry.key)
+        assert torch.equal(result, early) is (name == "tall")
+        assert not torch.equal(result, without)
+        assert torch.equal(alone([executor], 1, ""), without)
+        executor.drop_adapters((entry.key,))
+        batch = Batch((Row(2, 0, 1, False),), np.array([5]), None, (), adapters=(entry.key,))
+        with pytest.raises(IllegalMove, match="there is no adapter 'red@"):
+            executor.forward(batch, never, nothing)
+    (entry,) = executor.load_adapters((AdapterEntry("red", adapters["tall"]),))
+    executor.prepare(LayerRange(2, 7), (), 8, nothing)  # these have it; and layers that are loaded from now on
+    executor.activate(LayerRange(2, 7))
+    executor.prepare(ALL, (), 8, nothing)
+    executor.activate(ALL)
+    assert torch.equal(alone([executor], 1, entry.key), early)
+
+
+def test_a_load_that_fails_leaves_nothing(llama: Path, adapters: dict[str, str], save: Save, tmp_path: Path) -> None:
+    executor = ready(llama, {})
+    capacity, before = executor.kv_capacity(), executor.weight_bytes
+    entry = AdapterEntry("red", adapters["tall"])
+    with pytest.raises(ModelError, match="has other files here than the adapter red of the swarm"):
+        executor.load_adapters((AdapterEntry("red", adapters["tall"], "0" * 32),))
+    other = make_adapter(tmp_path / "a", save(llama_config(num_hidden_layers=9)), seed=1)
+    with pytest.raises(ModelError, match="which the model does not have"):
+        executor.load_adapters((entry, AdapterEntry("blue", str(other))))
+    executor.memory_bytes = before
+    with pytest.raises(ModelError, match=r"lacks \S+ MiB beside its layers, keys and values; drop another adapter"):
+        executor.load_adapters((entry,))
+    assert executor.weight_bytes == before
+    executor.memory_bytes = MANY
+    (found,) = executor.load_adapters((entry,))
+    assert executor.weight_bytes == before + sum(found.layer_bytes)
+    assert executor.kv_capacity() == capacity  # the plan's promise holds
+
+
+def test_a_name_on_a_hub_is_found_in_its_cache(
+    llama: Path, adapters: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a request; a name that is not there is refused in one line."""
+    commit = "c" * 40
+    cached = tmp_path / "models--me--red"
+    shutil.copytree(adapters["tall"], cached / "snapshots" / commit)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(commit)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    by_name, by_folder = (ready(llama, {"red": source}).manifest for source in ("me/red", adapters["tall"]))
+    assert by_name.adapters == by_folder.adapters
+    with pytest.raises(ModelError, match=r"there is no directory or file me/blue, the cache .* forbids to ask the hub"):
+        ready(llama, {"blue": "me/blue"})
+
+
+def test_adapters_of_experts_are_refused_by_name(save: Save, tmp_path: Path) -> None:
+    """Experts are one tensor, for which peft has another kind of adapter; attention beside them is adapted."""
+    model = save(named_config("qwen3_moe"))
+    folder = make_adapter(tmp_path / "a", model, seed=1, targets=("q_proj", "o_proj"))
+    ready(model, {"a": str(folder)}, LayerRange(0, 6))
+    expert = "model.layers.1.mlp.experts.0.gate_proj"
+    save_file(
+        {f"base_model.model.{expert}.lora_{side}.weight": torch.zeros(shape) for side, shape in SIDES.items()},
+        folder / "adapter_model.safetensors",
+    )
+    with pytest.raises(ModelError, match=rf"changes {expert}"):
+        ready(model, {"a": str(folder)}, LayerRange(0, 6))

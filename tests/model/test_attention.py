@@ -38,6 +38,9 @@ HOWS = {
     "odd scale": {"scale": 0.07},
 }
 
+# Query heads, sizes of a latent with its rotated key, and of the latent: of DeepSeek V2 Lite, and odd ones.
+LATENTS = [(16, 576, 512), (6, 48, 40), (19, 33, 21)]
+
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -76,7 +79,17 @@ def random_parts(heads: tuple[int, int, int], length: int, seed: int, dtype: tor
     return tuple(torch.randn(length, n, size, generator=chance).to(dtype) for n in (queries, keys, keys))
 
 
-def made(heads: tuple[int, int, int], dtype: torch.dtype, window: int | None, sinks: bool, **how: Any) -> object:
+def latent_parts(sizes: tuple[int, int, int], length: int, seed: int, dtype: torch.dtype) -> Tensors:
+    num_queries, size, value_size = sizes
+    query, key, _ = random_parts((num_queries, 1, size), length, seed, dtype)
+    return query, key, key[..., :value_size]
+
+
+def made_latent(sizes: tuple[int, int, int]) -> options.AttentionOptions:
+    return options.AttentionOptions(sizes[1] ** -0.5, None, None, None, latents=options.Latents(sizes[2]))
+
+
+def made(heads: tuple[int, int, int], dtype: torch.dtype, window: int | None, sinks: bool, **how: Any) -> Any:
     column = torch.randn(heads[0], generator=torch.Generator().manual_seed(5)).to(dtype) if sinks else None
     slopes = 0.5 ** torch.arange(1, heads[0] + 1) if "slopes" in how else None
     return options.AttentionOptions(
@@ -86,7 +99,7 @@ def made(heads: tuple[int, int, int], dtype: torch.dtype, window: int | None, si
 
 
 def fed(
-    mine: Tensors, how: object, chunks: Iterable[int], strangers: dict[int, Tensors], garbage: float | None = None
+    mine: Tensors, how: Any, chunks: Iterable[int], strangers: dict[int, Tensors], garbage: float | None = None
 ) -> torch.Tensor:
     """All rows' results, in chunks; each stranger has one more position in every chunk, some before mine.
 
@@ -102,7 +115,8 @@ def fed(
         batch = [torch.cat([of[s][n][start : start + c] for s, (start, c) in rows.items()]) for n in range(3)]
         spans = tuple(layout_spans(Row(s, start, c, False) for s, (start, c) in rows.items()))
         if garbage is not None:
-            left_behind(arena, at, len(mine[0]), batch[1:], garbage)
+            is_latent = how.latents is not None
+            left_behind(arena, at, len(mine[0]), [batch[1], batch[2][..., :0] if is_latent else batch[2]], garbage)
         with use_pass(ForwardPass(arena, LayerRange(0, 1), spans)), torch.inference_mode():
             result = attention.attend_rows(0, *batch, how)
         place = next(span.offset for span in spans if span.sequence == MINE)
@@ -138,7 +152,18 @@ def test_rows(heads: tuple[int, int, int], how: str, dtype: torch.dtype) -> None
     plain formula."""
     kind = made(heads, dtype, **({"window": None, "sinks": False} | HOWS[how]))
     mine = random_parts(heads, LENGTH, 1, dtype)
-    strangers = {sequence: random_parts(heads, LENGTH, sequence + 7, dtype) for sequence in (0, 2, 5)}
+    check_rows(mine, kind, {sequence: random_parts(heads, LENGTH, sequence + 7, dtype) for sequence in (0, 2, 5)})
+
+
+@pytest.mark.parametrize("sizes", LATENTS, ids=str)
+def test_latents(sizes: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """The same for keys that begin with their values."""
+    mine = latent_parts(sizes, LENGTH, 1, dtype)
+    strangers = {sequence: latent_parts(sizes, LENGTH, sequence + 7, dtype) for sequence in (0, 2, 5)}
+    check_rows(mine, made_latent(sizes), strangers)
+
+
+def check_rows(mine: Tensors, kind: Any, strangers: dict[int, Tensors]) -> None:
     torch.set_num_threads(2)
     whole = fed(mine, kind, [LENGTH], {})
     torch.set_num_threads(1)
@@ -148,7 +173,7 @@ def test_rows(heads: tuple[int, int, int], how: str, dtype: torch.dtype) -> None
     for plan in (plan_of(1, 120), plan_of(33)):
         assert torch.equal(fed(mine, kind, plan, strangers), whole), plan[:2]
     off = (whole.float() - formula(mine, kind)).abs().max()
-    assert float(off) < {torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
+    assert float(off) < {torch.float32: 1e-5, torch.bfloat16: 3e-2}[whole.dtype]
 
 
 def formula(mine: Tensors, how: options.AttentionOptions) -> torch.Tensor:
@@ -190,6 +215,16 @@ def test_processors_agree(heads: tuple[int, int, int], how: str) -> None:
         assert all(torch.equal(one, other) for one, other in pairwise(alike))
 
 
+@needs_library
+@pytest.mark.parametrize("sizes", LATENTS, ids=str)
+def test_processors_agree_on_latents(sizes: tuple[int, int, int]) -> None:
+    for kind in KINDS.values():
+        mine, rules = latent_parts(sizes, LENGTH, 1, kind), made_latent(sizes)
+        of_its_own = () if kind == torch.float32 else ("avx512bf16", "amx")
+        alike = [under(name, mine, rules, [100, 70]) for name in VARIANTS if name not in of_its_own]
+        assert all(torch.equal(one, other) for one, other in pairwise(alike))
+
+
 def under(variant: str, mine: Tensors, how: object, chunks: list[int]) -> torch.Tensor:
     with native.using_variant(variant):
         return fed(mine, how, chunks, {})
@@ -202,13 +237,22 @@ def test_stretches(how: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(cores, "_expected", {1, 2})  # as a worker says it: a library may split long sums over threads
     keys, values = random_parts((2, 1, 9), LONG, 1, dtype), random_parts((2, 1, 80), LONG, 2, dtype)
     mine = keys[0], keys[1], values[2]
-    kind = made((2, 1, 9), dtype, **({"window": None, "sinks": False} | HOWS[how]))
+    check_stretches(mine, made((2, 1, 9), dtype, **({"window": None, "sinks": False} | HOWS[how])))
+
+
+def test_stretches_of_latents(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "_expected", {1, 2})
+    check_stretches(latent_parts((2, 89, 80), LONG, 1, dtype), made_latent((2, 89, 80)))
+
+
+def check_stretches(mine: Tensors, kind: Any) -> None:
     torch.set_num_threads(2)
     whole = fed(mine, kind, [LONG], {})
     for threads, plan in ((1, [1020, 1000, *([1] * 80)]), (2, [1020, 1000, *([1] * 80)]), (2, [1025, 1075])):
         torch.set_num_threads(threads)
         assert torch.equal(fed(mine, kind, plan, {}), whole), (threads, plan[:3])
-    assert float((whole.float() - formula(mine, kind)).abs().max()) < {torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
+    limits = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
+    assert float((whole.float() - formula(mine, kind)).abs().max()) < limits[whole.dtype]
 
 
 @needs_library
@@ -216,9 +260,11 @@ def test_stretches(how: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_lies_behind_the_end_has_no_effect(variant: str, kind: str) -> None:
     """Not even if it is no number: positions after a row's own are not looked at, written or not."""
-    for heads in ((8, 2, 64), (9, 3, 22)):
-        mine = random_parts(heads, LENGTH, 1, KINDS[kind])
-        rules = made(heads, KINDS[kind], None, False)
+    cases = [
+        (random_parts(heads, LENGTH, 1, KINDS[kind]), made(heads, KINDS[kind], None, False))
+        for heads in ((8, 2, 64), (9, 3, 22))
+    ]
+    for mine, rules in [*cases, (latent_parts(LATENTS[2], LENGTH, 1, KINDS[kind]), made_latent(LATENTS[2]))]:
         with native.using_variant(variant):
             clean = fed(mine, rules, plan_of(33), {})
             for garbage in (float("nan"), float("inf")):
@@ -228,12 +274,12 @@ def test_what_lies_behind_the_end_has_no_effect(variant: str, kind: str) -> None
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_no_number_shows(value: float, dtype: torch.dtype) -> None:
     """Control: the same within what a row sees makes it none, too, and no row before it."""
-    mine = random_parts((8, 2, 64), LENGTH, 1, dtype)
-    mine[1][100] = value
-    kind = made((8, 2, 64), dtype, None, False)
-    result = fed(mine, kind, [100, 1, 69], {})
-    assert result[:100].isfinite().all()
-    assert result[100:].isnan().any(-1).all()
+    plain = random_parts((8, 2, 64), LENGTH, 1, dtype), made((8, 2, 64), dtype, None, False)
+    for mine, kind in (plain, (latent_parts(LATENTS[1], LENGTH, 1, dtype), made_latent(LATENTS[1]))):
+        mine[1][100] = value
+        result = fed(mine, kind, [100, 1, 69], {})
+        assert result[:100].isfinite().all()
+        assert result[100:].isnan().any(-1).all()
 
 
 @needs_library

@@ -29,7 +29,7 @@ from swarm.stage.log import ActivationLog
 from swarm.stage.quantization.at_load import AS_STORED, Quantization
 from swarm.wire.messages import Row
 from tests.model.cutting import Cutter, Pipeline, never, nothing, random_tokens
-from tests.model.models import ARCHITECTURES, named_config
+from tests.model.models import ARCHITECTURES, LATENT, named_config
 
 WITHOUT_NATIVE = "bfloat16 without native kernels"
 # Quantized when they are loaded.
@@ -39,11 +39,17 @@ QUANTIZED = {
     "bfloat16 int4 times int8": Quantization("int4", activations="int8"),
 }
 SERVED: list[Any] = [(kind, dtype) for kind in ARCHITECTURES for dtype in ("float32", "bfloat16")]
+SERVED += [
+    pytest.param((kind, dtype), marks=[] if kind == "deepseek_v3" else pytest.mark.long)
+    for kind in LATENT
+    for dtype in ("float32", "bfloat16")
+]
 if native.library() is not None:  # else bfloat16 is without them anyway
-    SERVED += [(kind, WITHOUT_NATIVE) for kind in ("gemma2", "gpt_oss")]
+    SERVED += [(kind, WITHOUT_NATIVE) for kind in ("gemma2", "gpt_oss", "deepseek_v3")]
     SERVED.append(pytest.param(("llama", WITHOUT_NATIVE), marks=pytest.mark.long))  # has nothing that those lack
     SERVED += [(kind, "bfloat16 int4") for kind in ("qwen3", "gemma2", "gpt_neox", "phi3", "qwen3_moe", "gpt_oss")]
     SERVED += [("llama", how) for how in QUANTIZED]
+    SERVED.append(pytest.param(("deepseek_v3", "bfloat16 int4"), marks=pytest.mark.long))
 TOKENS = random_tokens(142, seed=3, vocabulary=251)  # longer than a cell of the attention's grid, and than any window
 NUM_PROMPT = 112
 MINE = 1

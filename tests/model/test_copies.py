@@ -180,7 +180,7 @@ def test_joint_matrix() -> None:
     own = {name: part.requires_grad_(False) for name, part in parts.named_children()}
     assert fused.has_qkv(parts)
     reader = WeightReader(lambda _, like: like.clone(), RowKind(torch.float32))
-    fused.join_qkv(parts, reader, PackedLinear)
+    fused.join_qkv(parts, reader, lambda matrix, bias, _: PackedLinear(matrix, bias))
     one, two = _rows(32, torch.float32), _rows(32, torch.float32) * 2
     with torch.inference_mode():
         for name, rows in (("q_proj", one), ("k_proj", one), ("v_proj", one), ("v_proj", two), ("q_proj", two)):

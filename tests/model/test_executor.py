@@ -543,9 +543,9 @@ def test_shards(save: Any) -> None:
 def test_unfit_models(folder: Path) -> None:
     """Kinds of models that would be computed wrongly are refused before weights are read, with the reason."""
     change_config(folder, architectures=["Nonsense"], model_type="nonsense")
-    assert "doesn't support" in refused(folder)
-    change_config(folder, architectures=["BigBirdForCausalLM"], model_type="big_bird", is_decoder=True)
-    assert "pluggable attention" in refused(folder)
+    assert "has no models of kind nonsense" in refused(folder)
+    change_config(folder, architectures=["CTRLLMHeadModel"], model_type="ctrl")
+    assert "attention in transformers that can't be replaced" in refused(folder)
     change_config(folder, architectures=["LlamaForCausalLM"], model_type="llama")
     change_config(folder, quantization_config={"quant_method": "fp8"})
     assert "quantized" in refused(folder)

@@ -14,13 +14,15 @@ import pytest
 import torch
 from torch.nn import functional
 from transformers import AutoConfig
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from swarm.stage import native
 from swarm.stage.matmul import experts
-from swarm.stage.matmul.elementwise import ALIGN, AlignedActivation, apply_aligned
+from swarm.stage.matmul.elementwise import ALIGN, AlignedActivation, align_calls, apply_aligned
 from swarm.stage.matmul.linears import KERNELS, PackedLinear, PlainLinear, build_linear, choose_kernel, is_efficient
+from swarm.stage.matmul.raw_matmul import wrap_matrices
 from swarm.stage.modules.fused import RmsNorm
 from swarm.stage.native import cores
 from swarm.stage.native.linears import NativeGated
@@ -272,6 +274,37 @@ def test_activations(function: torch.nn.Module, width: int, dtype: torch.dtype, 
     stride = 3 if width < 1000 else 41
     assert unsteady(AlignedActivation(function), rows, range(1, MOST_ROWS + 1, stride)) == []
     assert torch.equal(AlignedActivation(function)(rows[:, 1:]), apply_aligned(function, rows[:, 1:].contiguous()))
+
+
+class Curve(torch.nn.Module):
+    """Calls torch's functions in its own code, as a model does."""
+
+    __module__ = "transformers.models.curve"
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        curves = functional.silu(rows) + functional.softplus(rows, 2.0) + rows.sigmoid()
+        return curves + functional.gelu(rows, approximate="tanh")
+
+
+def test_functions_that_a_models_own_code_calls(threads: int) -> None:
+    """A gate's curves, of any number of rows."""
+    rows, curve = torch.randn(MOST_ROWS, 5, generator=torch.Generator().manual_seed(2)), Curve()
+    expected = AlignedActivation(curve)(rows)
+    assert unsteady(curve, rows, range(1, MOST_ROWS + 1)), "control: these are other instructions for the last rows"
+    align_calls(curve)
+    assert unsteady(curve, rows, range(1, MOST_ROWS + 1)) == []
+    assert torch.equal(curve(rows), expected)
+
+
+def test_weights_of_a_router() -> None:
+    sizes = {"hidden_size": 64, "n_routed_experts": 9, "num_experts_per_tok": 3, "n_group": 1, "topk_group": 1}
+    router = DeepseekV3TopkRouter(AutoConfig.for_model("deepseek_v3", **sizes))
+    router.weight.data = torch.randn(router.weight.shape, generator=torch.Generator().manual_seed(2))
+    align_calls(router)
+    wrap_matrices(router)  # its product, too, as a stage does
+    rows = torch.randn(MOST_ROWS, 64, generator=torch.Generator().manual_seed(3))
+    with torch.inference_mode():
+        assert unsteady(lambda some: router(some)[1], rows, range(1, MOST_ROWS + 1)) == []
 
 
 # --- controls ---------------------------------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ def test_a_tied_table_exists_once(save: Any) -> None:
     assert embedding.matrices.packed.data_ptr() == head.matrices.packed.data_ptr()
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "mixtral", "gpt_oss"])
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "mixtral", "gpt_oss", "deepseek_v3"])
 def test_what_was_loaded_is_what_the_manifest_counts(kind: str, save: Any) -> None:
     """Bytes of packed matrices; and a format in the report. Gate and up become one matrix with common blocks of
     outputs; the manifest counts blocks for each of them."""

@@ -74,6 +74,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "glm_ocr": {"rope_parameters": _MROPE | {"partial_rotary_factor": 1.0}},
 }
+PAGE = Path(__file__).parents[2] / "docs/reference/models.md"
 TOKENS, STRANGER = (random_tokens(142, seed=seed, vocabulary=251) for seed in (5, 1))
 REPETITION = 1.5  # small random models soon repeat themselves otherwise
 NUM_NEW = 24
@@ -126,6 +127,10 @@ def test_logits_equal_the_whole_models(kind: str, folders: Folders) -> None:
     cutter = Cutter()
     for lines in ((0, 4), (0, 3, 4), (0, 1, 2, 3, 4)):
         assert truth.off(logits_beside_a_stranger(cutter.cut(folders(kind), lines))) < truth.bound, lines
+
+
+def test_the_page_names_all_kinds_of_these_tests() -> None:
+    assert [kind for kind in KINDS if f"`{kind}`" not in PAGE.read_text()] == []
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -85,6 +85,14 @@ MUTANTS = (
         caught_by="tests/unit/broker/recovery/test_planning.py::test_a_worker_of_the_brokers_machine_is_not_replaced_from_elsewhere",
     ),
     Mutant(
+        name="dtype-changes-after-a-plan",
+        breaks="A worker that joins changes the dtype of a swarm that serves.",
+        target="swarm.broker.members.admission:WorkerAdmission._common_dtype",
+        old="if self._settings.dtype or self._state.plans.epoch:",
+        new="if self._settings.dtype:",
+        caught_by="tests/unit/broker/members/test_dtype.py::test_a_dtype_stays_once_there_is_a_plan_or_if_a_member_can_t_change",
+    ),
+    Mutant(
         name="dtype-of-any-kind-joins",
         breaks="Workers with different weight types serve one model, so that results depend on the plan.",
         target="swarm.broker.members.admission:required_dtype",

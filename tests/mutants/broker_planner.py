@@ -52,4 +52,12 @@ MUTANTS = (
         new="return device.broker_s",
         caught_by="tests/unit/broker/planner/test_plan_ways.py::test_there_is_a_plan_exactly_if_there_is_an_open_order",
     ),
+    Mutant(
+        name="plans-without-states",
+        breaks="A plan counts on memory for positions that a stage reserves for states.",
+        target="swarm.broker.planner.problem:ModelSizes.kv_positions",
+        old="room = max(0, room - state_bytes * count_reserved(state_bytes, room, self.max_sequences))",
+        new="room = max(0, room)",
+        caught_by="tests/unit/stage/test_states.py::test_the_planner_counts_states_as_a_stage_does",
+    ),
 )

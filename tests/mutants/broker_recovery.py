@@ -239,4 +239,12 @@ MUTANTS = (
         new="pass",
         caught_by="tests/unit/broker/requests/test_prompt_logprobs.py::test_results_of_steps_may_arrive_in_another_order",
     ),
+    Mutant(
+        name="rebuild-between-states",
+        breaks="A rebuild begins at a position at which some layers hold no state.",
+        target="swarm.broker.recovery.rebuild_runs:find_rebuild_runs",
+        old="positions = [position if position >= target else position // stride * stride for position in positions]",
+        new="pass",
+        caught_by="tests/unit/broker/recovery/test_rebuild.py::test_layers_with_states_begin_where_states_are_kept",
+    ),
 )

@@ -341,4 +341,12 @@ MUTANTS = (
         new="",
         caught_by="tests/unit/broker/speculation/test_drafts.py::test_a_sequence_that_was_dropped_is_asked_for_when_another_one_has_ended",
     ),
+    Mutant(
+        name="prefix-between-states",
+        breaks="A sequence starts from a prefix that ends where stages hold no state.",
+        target="swarm.broker.steps.kv_capacity:KvAllocator._start_from_prefix",
+        old="source, position = prefix[0], state.manifest.floor_to_state(prefix[1])",
+        new="source, position = prefix",
+        caught_by="tests/unit/sim/test_states.py::test_accidents_beside_states",
+    ),
 )

@@ -147,4 +147,12 @@ MUTANTS = (
         new="held = _Sum(row.start, np.zeros(outputs.shape[1], np.float64))",
         caught_by="tests/model/test_vectors.py::test_pieces_add_to_one_sum",
     ),
+    Mutant(
+        name="states-are-free",
+        breaks="Keys and values get the memory that states need.",
+        target="swarm.stage.engine.memory_plan:MemoryPlan.kv_positions",
+        old="states = self.num_sequences(layers, standby) * self.manifest.working_state_bytes(layers)",
+        new="states = 0",
+        caught_by="tests/unit/stage/test_states.py::test_memory_is_reserved_for_the_states_of_all_sequences",
+    ),
 )

@@ -70,12 +70,12 @@ static Decoder make_decoder(int kind) {
 
 static void multiply(const SwarmMatrix *matrix, int64_t given, const void *x, int64_t tokens, void *out) {
   const int64_t offsets[] = {0, tokens};
-  const SwarmRows rows = {x, matrix->inputs, out, given};
+  const SwarmRows rows = {x, matrix->inputs, out, given, NULL};
   if (swarm_kernels()->multiply(matrix, offsets, 1, &rows, 1)) abort();
 }
 
 static void norm(const Decoder *decoder, const float *weights, const void *x, int64_t tokens, void *out) {
-  const SwarmRows rows = {x, HIDDEN, out, HIDDEN};
+  const SwarmRows rows = {x, HIDDEN, out, HIDDEN, NULL};
   swarm_kernels()->rms_norm(decoder->kind, &rows, tokens, 1, HIDDEN, weights, 1e-6f, 1);
 }
 

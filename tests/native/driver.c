@@ -30,7 +30,7 @@ static void dense(int kind, int64_t outputs, int64_t inputs, int biased) {
     for (int64_t t = 0; t < LENGTH(THREADS); t++) {
       char name[128];
       const int64_t offsets[] = {0, ROWS[some]};
-      const SwarmRows rows = {x, inputs, out, outputs};
+      const SwarmRows rows = {x, inputs, out, outputs, NULL};
       if (swarm_kernels()->multiply(&matrix, offsets, 1, &rows, THREADS[t])) abort();
       snprintf(name, sizeof name, "dense %s %" PRId64 "x%" PRId64 " bias=%d rows=%" PRId64 " threads=%d",
                KIND_NAMES[kind], outputs, inputs, biased, ROWS[some], THREADS[t]);
@@ -52,7 +52,7 @@ static void grouped(int kind, int64_t function, int64_t outputs, int64_t inputs)
   void *x = numbers(kind, all * inputs, 2.0f, &chance), *out = room(all * given * bytes_of(kind));
   for (int64_t t = 0; t < LENGTH(THREADS); t++) {
     char name[128];
-    const SwarmRows rows = {x, inputs, out, given};
+    const SwarmRows rows = {x, inputs, out, given, NULL};
     if (swarm_kernels()->multiply(matrices, OFFSETS, GROUPS, &rows, THREADS[t])) abort();
     snprintf(name, sizeof name, "grouped %s %" PRId64 "x%" PRId64 " function=%" PRId64 " threads=%d", KIND_NAMES[kind],
              outputs, inputs, function, THREADS[t]);
@@ -108,6 +108,44 @@ static void sweep_short(int64_t function) {
   free(x), free(out);
 }
 
+/* --- layers with a state --- */
+
+static void recurrences(int kind) {
+  enum { ROWS = 7, CHANNELS = 100, TAPS = 4, HEADS = 4, KEYS = 19, STATE = TAPS * CHANNELS + HEADS * KEYS * CHANNELS };
+  Chance chance = chance_of(31);
+  void *rows = numbers(kind, ROWS * CHANNELS, 2.0f, &chance), *out = room(ROWS * CHANNELS * 4 * HEADS);
+  float *before = numbers(SWARM_FLOAT32, STATE, 1.0f, &chance), *after = room(STATE * 4);
+  float *weight = numbers(SWARM_FLOAT32, KEYS * CHANNELS, 1.0f, &chance);
+  float *wide = numbers(SWARM_FLOAT32, ROWS * HEADS * (KEYS + CHANNELS), 1.0f, &chance);
+  float *decay = room(ROWS * HEADS * KEYS * 4), *narrow = wide + ROWS * HEADS * CHANNELS;
+  for (int at = 0; at < ROWS * HEADS * KEYS; at++) decay[at] = 1.0f / (float)(1 + at % 7);
+  const SwarmSegment segments[] = {{1, 6, before, after}};
+  char name[64];
+  memset(after, 0, STATE * 4);
+  for (int64_t function = 0; function < 2; function++) {
+    const SwarmConvolution convolution = {segments, 1, 3, kind, rows, CHANNELS, out, CHANNELS, CHANNELS, TAPS,
+                                          function, weight, function ? before : NULL};
+    swarm_kernels()->convolve(&convolution, 2);
+    snprintf(name, sizeof name, "convolve %s function=%" PRId64, KIND_NAMES[kind], function);
+    tell(name, kind, (char *)out + CHANNELS * bytes_of(kind), 6 * CHANNELS);
+    tell("  its state", SWARM_FLOAT32, after, STATE);
+  }
+  for (int way = 0; way < 4 && kind == SWARM_FLOAT32; way++) {
+    const SwarmRecurrence recurrence = {
+        segments, 1, 3, narrow, narrow + 2, wide, HEADS / 2 * KEYS, HEADS / 2 * KEYS, HEADS * CHANNELS, decay,
+        way % 2 ? decay : NULL, out, HEADS, HEADS / 2, KEYS, CHANNELS, way / 2 ? KEYS : 1};
+    swarm_kernels()->recur(&recurrence, 2);
+    snprintf(name, sizeof name, "recur way=%d", way);
+    tell(name, SWARM_FLOAT32, (float *)out + HEADS * CHANNELS, 6 * HEADS * CHANNELS);
+    tell("  its state", SWARM_FLOAT32, after, STATE);
+  }
+  const SwarmScan scan = {segments, 1, 3, wide, decay, weight, narrow, narrow + 5, KEYS, out, CHANNELS / 4, KEYS};
+  swarm_kernels()->scan(&scan, 2);
+  tell("scan", SWARM_FLOAT32, (float *)out + CHANNELS / 4, 6 * (CHANNELS / 4));
+  tell("  its state", SWARM_FLOAT32, after, STATE);
+  free(rows), free(out), free(before), free(after), free(weight), free(wide), free(decay);
+}
+
 /* --- norms --- */
 
 static void norms(int kind) {
@@ -120,7 +158,7 @@ static void norms(int kind) {
       Chance chance = chance_of((uint64_t)(size * 10 + scale + 2));
       void *x = numbers(kind, all, SCALES[scale + 2], &chance), *out = room(all * bytes_of(kind));
       float *weight = numbers(SWARM_FLOAT32, size, 2.0f, &chance), *bias = numbers(SWARM_FLOAT32, size, 1.0f, &chance);
-      const SwarmRows rows = {x, COUNT * size, out, COUNT * size};
+      const SwarmRows rows = {x, COUNT * size, out, COUNT * size, NULL};
       char name[128];
       for (int rounded = 0; rounded < 2; rounded++) {
         swarm_kernels()->rms_norm(kind, &rows, ROWS, COUNT, size, weight, 1e-6f, rounded);
@@ -128,7 +166,7 @@ static void norms(int kind) {
                  rounded);
         tell(name, kind, out, all);
       }
-      const SwarmRows single = {x, size, out, size};
+      const SwarmRows single = {x, size, out, size, NULL};
       for (int biased = 0; biased < 2; biased++) {
         swarm_kernels()->layer_norm(kind, &single, ROWS * COUNT, size, weight, biased ? bias : NULL, 1e-5f);
         snprintf(name, sizeof name, "layer_norm %s size=%" PRId64 " scale=%d bias=%d", KIND_NAMES[kind], size, scale,
@@ -183,7 +221,7 @@ static void mixture(int kind, int64_t experts, int64_t choices, int64_t size) {
     printf("%s %016" PRIx64 "\n", name, hash_numbers(hash, SWARM_FLOAT32, weights, ROWS * choices));
   }
   for (int64_t slot = 0; slot < ROWS * choices; slot++) slots[slot] = slot % 11 == 5 ? -1 : ROWS * choices - 1 - slot;
-  const SwarmRows rows = {answers, size, out, size};
+  const SwarmRows rows = {answers, size, out, size, NULL};
   swarm_kernels()->combine(kind, &rows, slots, weights, choices, ROWS, size);
   snprintf(name, sizeof name, "combine %s %" PRId64 " of %" PRId64, KIND_NAMES[kind], choices, experts);
   tell(name, kind, out, ROWS * size);
@@ -291,6 +329,7 @@ static void cases(void) {
     products(kind);
     quantized_cases(kind);
     norms(kind);
+    recurrences(kind);
     rope(kind);
     mixture(kind, 5, 2, 33);
     mixture(kind, 128, 8, 96);
@@ -298,7 +337,8 @@ static void cases(void) {
     draws(kind, 50);
     draws(kind, 5003);
   }
-  for (int64_t function = SWARM_SILU; function <= SWARM_QUICK_GELU; function++) {
+  for (int64_t function = SWARM_SILU; function <= SWARM_SOFTPLUS; function++) {
+    if (function == SWARM_SOFTCAP || function == SWARM_CLAMPED) continue; /* not of a number alone */
     sweep(function);
     sweep_short(function);
   }

@@ -107,7 +107,7 @@ static void product(const SwarmMatrix *matrix, const char *name, const void *x, 
   void *all = room(rows * given * size), *some = room(rows * given * size);
   for (int64_t t = 0; t < LENGTH(THREADS); t++) {
     const int64_t offsets[] = {0, rows};
-    const SwarmRows whole = {x, matrix->inputs, all, given};
+    const SwarmRows whole = {x, matrix->inputs, all, given, NULL};
     if (swarm_kernels()->multiply(matrix, offsets, 1, &whole, THREADS[t])) abort();
     printf("%s %s %s threads=%d %016" PRIx64 "\n", matrix->format->int8_rows ? "int8" : "quantized", KIND_NAMES[kind],
            name, THREADS[t], hash_numbers(HASH_START, kind, all, rows * given));
@@ -115,7 +115,7 @@ static void product(const SwarmMatrix *matrix, const char *name, const void *x, 
   for (int64_t at = 0; at < num_counts; at++) {
     int64_t first = rows - counts[at], count = counts[at] * given;
     const int64_t offsets[] = {0, counts[at]};
-    const SwarmRows few = {(const char *)x + first * matrix->inputs * size, matrix->inputs, some, given};
+    const SwarmRows few = {(const char *)x + first * matrix->inputs * size, matrix->inputs, some, given, NULL};
     if (swarm_kernels()->multiply(matrix, offsets, 1, &few, 1)) abort();
     if (hash_numbers(HASH_START, kind, some, count) !=
         hash_numbers(HASH_START, kind, (const char *)all + first * given * size, count)) {
@@ -209,7 +209,7 @@ static void experts(int kind, int int8_rows) {
   void *x = numbers(kind, OFFSETS[EXPERTS] * INPUTS, 1.0f, &chance);
   void *out = room(OFFSETS[EXPERTS] * OUTPUTS * bytes_of(kind));
   for (int64_t t = 0; t < LENGTH(THREADS); t++) {
-    const SwarmRows rows = {x, INPUTS, out, OUTPUTS};
+    const SwarmRows rows = {x, INPUTS, out, OUTPUTS, NULL};
     if (swarm_kernels()->multiply(matrices, OFFSETS, EXPERTS, &rows, THREADS[t])) abort();
     printf("%s %s experts threads=%d %016" PRIx64 "\n", int8_rows ? "int8" : "quantized", KIND_NAMES[kind], THREADS[t],
            hash_numbers(HASH_START, kind, out, OFFSETS[EXPERTS] * OUTPUTS));

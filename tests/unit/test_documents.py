@@ -78,6 +78,10 @@ RUN = {
     "swarm systemd uninstall": "integration/test_systemd.py::test_uninstalling_leaves_nothing",
     "swarm up": "integration/test_up.py::test_one_command_is_a_swarm",
     "swarm worker": "integration/test_hosts.py::test_a_worker_and_a_client_join_by_invitation",
+    **dict.fromkeys(
+        ("swarmctl adapters", "swarmctl adapters load", "swarmctl adapters drop"),
+        "integration/test_adapter_loads.py::test_the_command_line_lists_loads_and_drops",
+    ),
     "swarmctl cordon": "integration/test_plan_command.py::test_an_operator_steers_while_it_serves",
     "swarmctl drain": "integration/test_plan_command.py::test_an_operator_steers_while_it_serves",
     "swarmctl invite": "integration/test_keys_commands.py::test_an_invitation_has_all_that_is_needed",

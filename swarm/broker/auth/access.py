@@ -25,6 +25,7 @@ from swarm.log import LogRateLimiter, get_logger
 from swarm.wire.addresses import resolve_own, with_port
 from swarm.wire.channel import BindAddress
 from swarm.wire.messages import (
+    AdapterCommand,
     BrokerKey,
     BrokerKeyKept,
     ClientMessage,
@@ -426,7 +427,12 @@ def _refusal_message(message: ClientMessage, reason: str) -> ServerMessage:
             return Report(what=about, ok=False, body={"error": reason})
         case Invite() | Revoke() | Rotate() | Join():
             return Report(what=type(message).__name__.lower(), ok=False, body={"error": reason})
-        case StopWorker() | PlanCommand() | ShowSettings():
-            about = {StopWorker: "stop", PlanCommand: "steer", ShowSettings: "settings"}[type(message)]
+        case StopWorker() | PlanCommand() | ShowSettings() | AdapterCommand():
+            about = {
+                StopWorker: "stop",
+                PlanCommand: "steer",
+                ShowSettings: "settings",
+                AdapterCommand: "adapters",
+            }[type(message)]
             return Report(what=about, ok=False, body={"error": reason})
     return Malformed(reason=reason)

@@ -11,13 +11,27 @@ In: write actions of the core. Out: facts that confirm them. Dispatch of steps n
 
 from __future__ import annotations
 
-from swarm.broker.actions import FinishJournalRewrite, WriteAcceptance, WriteEnd, WriteEpoch, WriteTokens
-from swarm.broker.events import AcceptanceWritten, EndWritten, EpochWritten, JournalRewritten, TokensWritten
+from swarm.broker.actions import (
+    FinishJournalRewrite,
+    WriteAcceptance,
+    WriteAdapters,
+    WriteEnd,
+    WriteEpoch,
+    WriteTokens,
+)
+from swarm.broker.events import (
+    AcceptanceWritten,
+    AdaptersWritten,
+    EndWritten,
+    EpochWritten,
+    JournalRewritten,
+    TokensWritten,
+)
 
-JournalWrite = WriteEpoch | WriteAcceptance | WriteTokens | WriteEnd | FinishJournalRewrite
-WriteConfirmed = EpochWritten | AcceptanceWritten | TokensWritten | EndWritten | JournalRewritten
+JournalWrite = WriteEpoch | WriteAcceptance | WriteTokens | WriteEnd | WriteAdapters | FinishJournalRewrite
+WriteConfirmed = EpochWritten | AcceptanceWritten | TokensWritten | EndWritten | AdaptersWritten | JournalRewritten
 # writes that must be synced to disk before they are confirmed
-DurableWrite = WriteEpoch | WriteAcceptance | FinishJournalRewrite
+DurableWrite = WriteEpoch | WriteAcceptance | WriteAdapters | FinishJournalRewrite
 
 
 def confirm(write: JournalWrite) -> WriteConfirmed:
@@ -31,5 +45,7 @@ def confirm(write: JournalWrite) -> WriteConfirmed:
             return TokensWritten(tuple((new.sequence, new.position + len(new.ids)) for new in tokens))
         case WriteEnd(sequence):
             return EndWritten(sequence)
+        case WriteAdapters(ticket):
+            return AdaptersWritten(ticket)
         case FinishJournalRewrite():
             return JournalRewritten()

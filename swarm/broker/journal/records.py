@@ -19,7 +19,7 @@ from swarm.broker.journal.values import AnyPart, DamagedValue, Ids, Part, check_
 from swarm.broker.state.ended_requests import ClientAccount
 from swarm.broker.state.journal_snapshot import JournalSnapshot, RequestRecord, SequenceRecord
 from swarm.log import get_logger
-from swarm.wire.messages import NO_LINEAGE, FinishReason, Lineage, Manifest, Submit
+from swarm.wire.messages import NO_LINEAGE, AdapterEntry, FinishReason, Lineage, Manifest, Submit
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -42,6 +42,8 @@ def read_snapshot(db: sqlite3.Connection, now: Timestamp, retained_s: float) -> 
         workers=_decode_fact(facts, "workers", tuple[str, ...], ()),
         next_sequence=check_count(_decode_fact(facts, "next_sequence", int, 1), "the next sequence's number"),
         manifest=_decode_fact(facts, "manifest", Manifest, None),
+        adapters=_decode_fact(facts, "adapters", tuple[AdapterEntry, ...], ()),
+        dropped_adapters=_decode_fact(facts, "dropped_adapters", tuple[str, ...], ()),
         blames=_decode_fact(facts, "blames", tuple[tuple[int, int], ...], ()),
         requests=tuple(_build_record(db, row, now, gathered) for row in rows),
     )

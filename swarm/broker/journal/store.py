@@ -21,7 +21,14 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from swarm.broker.actions import FinishJournalRewrite, WriteAcceptance, WriteEnd, WriteEpoch, WriteTokens
+from swarm.broker.actions import (
+    FinishJournalRewrite,
+    WriteAcceptance,
+    WriteAdapters,
+    WriteEnd,
+    WriteEpoch,
+    WriteTokens,
+)
 from swarm.broker.journal import DurableWrite, JournalWrite, records, token_buffer
 from swarm.broker.journal.database import (
     FILE,
@@ -220,6 +227,8 @@ class JournalStore:
                 self._accept(write, now)
             case WriteEpoch():
                 self._put_facts(_epoch_facts(write))
+            case WriteAdapters(_, adapters, dropped):
+                self._put_facts({"adapters": adapters, "dropped_adapters": dropped})
             case FinishJournalRewrite(epoch, next_sequence):
                 self._put_facts(_epoch_facts(epoch) | {"next_sequence": max(next_sequence, self.next_sequence)})
         return True

@@ -11,6 +11,8 @@ from typing import Protocol, TypeVar
 
 from swarm.broker.actions import Outbox, SendToWorker
 from swarm.broker.members import worker_names
+from swarm.broker.members.adapters import VERSION as ADAPTERS_VERSION
+from swarm.broker.members.adapters import AdapterManager
 from swarm.broker.members.assets import Uploads
 from swarm.broker.members.health import HealthLimits
 from swarm.broker.members.keyring import Keyring
@@ -63,6 +65,7 @@ class WorkerAdmission:
         requests: RequestHandler,
         out: Outbox,
         *,
+        adapters: AdapterManager,
         keyring: Keyring,
         uploads: Uploads,
         on_worker_lost: OnWorkerLost,
@@ -72,6 +75,7 @@ class WorkerAdmission:
         self._reconfiguration = reconfiguration
         self._requests = requests
         self._out = out
+        self._adapters = adapters
         self._keyring = keyring
         self._uploads = uploads
         self._on_worker_lost = on_worker_lost
@@ -88,6 +92,10 @@ class WorkerAdmission:
             self._deny(peer, hello, reason, now)
             return
         dtype = required_dtype(hello, self._state, self._settings.dtype)
+        common = self._common_dtype(hello) if dtype and dtype not in hello.dtypes else ""
+        if common:
+            self._change_dtype(common, hello, now)
+            dtype = common if common != hello.dtype else ""
         if dtype and (has_auto_dtype(hello) or self._settings.dtype or not self._may_replace_model(hello)):
             self._deny_dtype(peer, hello, dtype, now)
             return
@@ -99,7 +107,8 @@ class WorkerAdmission:
         if former is not None and not worker_names.should_yield(former, hello, owner, self._state):
             self._state.newcomers.add_claim(claim)
             return
-        self._admit(claim, record, now)
+        if self._adapters.may_join(peer, hello):
+            self._admit(claim, record, now)
 
     def settle_claims(self, now: float) -> None:
         """Answer the workers that wait for a name, once it is clear whether the current holder of the name lives."""
@@ -130,6 +139,24 @@ class WorkerAdmission:
         self._state.newcomers.drop_claim(hello.incarnation)
         self._out.note("worker_recast", worker=hello.name, dtype=dtype, instead_of=hello.dtype)
         self._out.append(SendToWorker(peer, Denied(reason=reason, dtype=dtype)))
+
+    def _common_dtype(self, hello: Hello) -> str:
+        """Return the dtype to which all members must switch for this worker, which can't compute in theirs; empty if
+        there is none, or if it is too late: a plan has been made, or the settings decide."""
+        if self._settings.dtype or self._state.plans.epoch:
+            return ""
+        members = [worker.hello for worker in self._state.workers.values() if not worker.is_gone]
+        choices = [each for each in (hello.dtype, *hello.dtypes) if each in hello.dtypes]
+        return next((each for each in choices if all(each in member.dtypes for member in members)), "")
+
+    def _change_dtype(self, dtype: str, hello: Hello, now: float) -> None:
+        """Let all members restart with weights of this type, in which they and the new worker can compute."""
+        for member in [worker for worker in self._state.workers.values() if not worker.is_gone]:
+            reason = f"worker {hello.name} can't compute in {member.hello.dtype}, so the swarm computes in {dtype}"
+            self._out.note("worker_recast", worker=member.name, dtype=dtype, instead_of=member.hello.dtype)
+            self._out.append(SendToWorker(member.peer, Denied(reason=reason, dtype=dtype)))
+            self._on_worker_lost(member, reason, now)
+        self._state.set_manifest(None)
 
     def _may_replace_model(self, hello: Hello) -> bool:
         return may_replace_model(hello, self._state, self._reconfiguration.restart)
@@ -177,10 +204,11 @@ class WorkerAdmission:
         """Adopt the first worker's model. After a restart the model is already known; if the first worker brings
         another one, that becomes the swarm's model, and the requests for the old one end, since they can't be answered
         any more."""
-        restart, remembered_model = self._state.restart, self._state.manifest
+        restart, remembered_model = self._state.restart, self._state.base_manifest
         if restart.model_is_remembered and remembered_model is not None:
             difference = remembered_model.difference(hello.manifest)
             if difference is not None:
+                self._adapters.forget()
                 self._state.set_manifest(None)
                 self._requests.completer.end_everything(
                     f"the swarm was started again with another model: {difference}", now
@@ -237,12 +265,14 @@ def admission_error(hello: Hello, state: State, restart: Restart, rules: PlanRul
         return incompatible
     if not is_supported(hello.device):
         return f"device {hello.device!r} is none of {', '.join(DEVICES)}"
-    if state.manifest is not None and not may_replace_model(hello, state, restart):
-        if state.manifest.differs_only_in_weights(hello.manifest):
-            return weights_error(hello.manifest, state.manifest)
-        difference = state.manifest.difference(hello.manifest)
-        if difference is not None and not state.manifest.differs_only_in_dtype(hello.manifest):
+    if state.base_manifest is not None and not may_replace_model(hello, state, restart):
+        if state.base_manifest.differs_only_in_weights(hello.manifest):
+            return weights_error(hello.manifest, state.base_manifest)
+        difference = state.base_manifest.difference(hello.manifest)
+        if difference is not None and not state.base_manifest.differs_only_in_dtype(hello.manifest):
             return f"this swarm serves another model: {difference}"
+    if state.adapters.entries and max(hello.wire_versions) < ADAPTERS_VERSION:
+        return "this swarm has loaded adapters, for which this worker is too old: upgrade it"
     return rules.admission_error(hello)
 
 
@@ -262,7 +292,7 @@ def required_dtype(hello: Hello, state: State, wanted: str) -> str:
     ``wanted``: dtype from the settings. Without it, the dtype of the swarm's model counts, if the worker's model
     differs from that only in its dtype.
     """
-    model = state.manifest
+    model = state.base_manifest
     if not wanted and (model is None or not model.differs_only_in_dtype(hello.manifest)):
         return ""
     dtype = wanted or (hello.dtype if model is None else model.dtype)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from swarm.broker.actions import Outbox, SendToWorker
 from swarm.broker.events import AssetPartArrived
+from swarm.broker.members.adapters import AdapterManager
 from swarm.broker.members.admission import MemberSettings, WorkerAdmission, remember_bounded
 from swarm.broker.members.assets import Uploads
 from swarm.broker.members.blame import StepFailureJudge
@@ -24,6 +25,7 @@ from swarm.broker.state.newcomers import NameClaim
 from swarm.broker.state.workers import Judgement, Verdict
 from swarm.wire.messages import (
     Activated,
+    AdaptersSet,
     BlockKey,
     DataPathError,
     Denied,
@@ -76,6 +78,7 @@ class WorkerMembership:
         self._requests = requests
         self._out = out
         self._uploads = Uploads(state)
+        self.adapters = AdapterManager(state, out)
         self.keyring = Keyring(state, settings.key)
         self.integrity = IntegrityMonitor(state)
         self.failure_judge = StepFailureJudge(state)
@@ -88,6 +91,7 @@ class WorkerMembership:
             reconfiguration,
             requests,
             out,
+            adapters=self.adapters,
             keyring=self.keyring,
             uploads=self._uploads,
             on_worker_lost=self._remove,
@@ -109,7 +113,10 @@ class WorkerMembership:
             self._on_self_test(peer, message, now)
             return
         worker = self._find_member(peer)
-        if worker is None:
+        is_ours = worker is None or message.lineage == self._state.lineage
+        if isinstance(message, AdaptersSet) and is_ours:
+            self.adapters.on_answer(peer, worker, message, now)
+        elif worker is None:
             self._on_stranger_message(peer, message)
         elif message.lineage != self._state.lineage and not isinstance(message, Leaving | Stats):
             self._state.count("stale_control")  # from the epochs of an earlier broker, which may have the same numbers

@@ -146,7 +146,7 @@ class HealthMonitor:
         """Estimate the time to send the hidden states of ``num_positions`` to the next stage, over the slowest of the
         members' links."""
         manifest = self._state.manifest
-        num_bytes = num_positions * (manifest.hidden_size if manifest is not None else 0) * 4
+        num_bytes = num_positions * (manifest.row_width if manifest is not None else 0) * 4
         links = [worker.hello.link for i in members if (worker := self._state.workers.get(i)) is not None]
         times = [link.round_trip_s + num_bytes / max(1.0, link.bytes_per_s) for link in links if link is not None]
         return min(MAX_TRANSFER_S, max(times, default=0.0))

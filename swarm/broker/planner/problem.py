@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from swarm.wire.messages import KV_SHARE, LayerRange, Manifest
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from swarm.wire.messages import KV_SHARE, WORKING_STATES, LayerRange, Manifest, count_reserved
 
 NO_WORKER = "a worker: none is here"  # reported where there is no device at all
 
@@ -77,6 +80,8 @@ class ModelSizes:
     shared_bytes: int = 0  # of embedding and head, which a stage with both holds once
     head_buffer_bytes: int = OVERHEAD_BYTES  # needed instead of ``buffer_bytes`` on the stage with the head
     first_layers: int = 1  # the first stage has at least these layers
+    state_bytes: tuple[int, ...] = ()  # of each layer's states of a sequence that no position counts
+    max_sequences: int = 0  # that stages reserve memory for states of, if there is enough
 
     @property
     def num_layers(self) -> int:
@@ -99,26 +104,44 @@ class ModelSizes:
 
     def needed_bytes(self, layers: LayerRange, kv_positions: int, kv_share: float = KV_SHARE) -> int:
         """Return the least memory for these layers, and for keys and values of ``kv_positions`` in them."""
+        return self.weight_bytes(layers) + max(
+            self.buffers(layers), int(self.needed_kv(layers, kv_positions) / kv_share)
+        )
+
+    def needed_kv(self, layers: LayerRange, kv_positions: int) -> int:
+        """Return the least bytes for keys, values and states of these layers with which a stage holds that many
+        positions."""
         kv = kv_positions * sum(self.kv_bytes[layers.first : layers.stop])
-        return self.weight_bytes(layers) + max(self.buffers(layers), int(kv / kv_share))
+        return int(self.add_states(kv, sum(self.state_bytes[layers.first : layers.stop])))
+
+    def add_states(self, kv: ArrayLike, states: ArrayLike) -> NDArray[np.float64]:
+        """Add to bytes of positions what a stage reserves for states that have this size for each sequence: all, or as
+        much as the positions, but at least those of one sequence (``count_reserved``)."""
+        kv, states = np.asarray(kv, np.float64), np.asarray(states, np.float64)
+        total: NDArray[np.float64] = np.minimum(kv + self.max_sequences * states, np.maximum(kv + states, 2 * kv))
+        return total
 
     def kv_positions(self, layers: LayerRange, memory_bytes: int, kv_share: float = KV_SHARE) -> int:
         """Return the positions that this much memory has capacity for in these layers, as the worker computes it
         itself."""
         per_position = sum(self.kv_bytes[layers.first : layers.stop])
         room = int(max(0, memory_bytes - self.weight_bytes(layers)) * kv_share)
+        state_bytes = sum(self.state_bytes[layers.first : layers.stop])
+        room = max(0, room - state_bytes * count_reserved(state_bytes, room, self.max_sequences))
         return room // per_position if per_position else 1 << 40  # layers without keys and values have no limit
 
     @classmethod
-    def from_manifest(cls, manifest: Manifest, *, positions: int = 0, vocabulary_rows: int = 0) -> ModelSizes:
+    def from_manifest(
+        cls, manifest: Manifest, *, positions: int = 0, vocabulary_rows: int = 0, max_sequences: int = 0
+    ) -> ModelSizes:
         """Build the sizes from a manifest. ``positions``: the largest step. ``vocabulary_rows``: the most positions
-        that logits are computed for.
+        that logits are computed for. ``max_sequences``: the most that a stage may hold.
 
         The measured layer is the second, since a first layer is sometimes unlike the others. Other layers' times are
         scaled by their bytes.
         """
         measured = manifest.layer_bytes[min(1, manifest.num_layers - 1)] or 1
-        buffers = positions * manifest.hidden_size * 4 * 8
+        buffers = positions * manifest.row_width * 4 * 8
         logits = vocabulary_rows * manifest.vocab_size * 4 * 2
         return cls(
             name=manifest.name,
@@ -127,6 +150,8 @@ class ModelSizes:
             head_bytes=manifest.head_bytes,
             shared_bytes=manifest.shared_bytes,
             kv_bytes=manifest.kv_bytes_per_token,
+            state_bytes=tuple(WORKING_STATES * size for size in manifest.state_bytes),
+            max_sequences=max_sequences,
             layer_weights=tuple(size / measured if size else 1.0 for size in manifest.layer_bytes),
             hop_bytes=0,
             buffer_bytes=max(OVERHEAD_BYTES, buffers),

@@ -52,8 +52,8 @@ class _Stage:
     def __post_init__(self) -> None:
         model, device = self.problem.model, self.problem.devices[self.device]
         free = device.memory_bytes - model.weight_bytes(self.layers)
-        per_position = sum(model.kv_bytes[self.layers.first : self.layers.stop])
-        needed = max(model.buffers(self.layers), int(self.problem.kv_positions * per_position / device.kv_share))
+        kv = model.needed_kv(self.layers, self.problem.kv_positions)
+        needed = max(model.buffers(self.layers), int(kv / device.kv_share))
         self.free_bytes = min(int(free * MAX_SHARE), free - needed)
 
     def keep(self, layer: int) -> bool:

@@ -75,7 +75,8 @@ def _find_allowed(model: ModelSizes, device: Device, kv_positions: int) -> NDArr
     weights[0, -1] -= model.shared_bytes
     buffers = np.full_like(weights, model.buffer_bytes)
     buffers[:, -1] = model.head_buffer_bytes
-    kv = np.floor(kv_positions * range_sums(list(model.kv_bytes)) / device.kv_share)
+    states = range_sums(list(model.state_bytes or [0] * num))
+    kv = np.floor(model.add_states(kv_positions * range_sums(list(model.kv_bytes)), states) / device.kv_share)
     fits = weights + np.maximum(buffers, kv) <= device.memory_bytes - device.standby_bytes
     allowed: NDArray[np.bool_] = (stop > first) & fits & (stop >= model.first_layers)
     if device.max_layers is not None:

@@ -232,9 +232,12 @@ class CandidatePool:
         if free:
             devices = [replace(device, stage_s=0.0) for device in devices]
         model = ModelSizes.from_manifest(
-            self._manifest, positions=self._rules.step_positions, vocabulary_rows=self._rules.max_running
+            self._manifest,
+            positions=self._rules.step_positions,
+            vocabulary_rows=self._rules.max_running,
+            max_sequences=self._rules.max_sequences,
         )
-        moved = int((self._load.rows + self._load.positions) * self._manifest.hidden_size * 4)
+        moved = int((self._load.rows + self._load.positions) * self._manifest.row_width * 4)
         return PlanningProblem(
             model=replace(model, hop_bytes=moved),
             devices=tuple(devices),

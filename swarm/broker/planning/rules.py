@@ -39,6 +39,7 @@ class PlanRules:
     margin: float = 0.1
     step_positions: int = 512  # positions of the largest step, for the memory that it takes
     max_running: int = 64
+    max_sequences: int = 64  # that a stage may hold at a time
     min_memory_bytes: int = 0
     min_layers_per_s: float = 0.0
     pins: Mapping[str, LayerRange] = field(default_factory=dict)

@@ -9,6 +9,9 @@ A log may end before the last positions: its boundary lies within a stage that h
 then. The log behind that stage begins only where the stage continued, if it had copies. So the first positions come
 from the log that ends too early, and the others from an earlier boundary or the tokens, through more layers: those that
 the first positions went through again must be level with the others in the end.
+
+A layer that keeps a state, and has passed a position, can go on from there only where states are kept
+(``Manifest.state_stride``). For a model with such layers, every part begins and ends there; but for the last one.
 """
 
 from __future__ import annotations
@@ -33,13 +36,22 @@ class _Inputs:
 
 
 def find_rebuild_runs(
-    sequence: Sequence, plan: Plan, reports: Mapping[str, Activated], *, shared: int = 0, from_tokens: bool = False
+    sequence: Sequence,
+    plan: Plan,
+    reports: Mapping[str, Activated],
+    *,
+    shared: int = 0,
+    from_tokens: bool = False,
+    stride: int = 0,
 ) -> list[Rebuild] | int:
     """Return the replays that are needed until every layer holds ``sequence.kv`` positions, in their order. If most of
     that work would go through all layers, return instead the position from which the sequence is to be computed again
-    like a prompt, in steps shared with others. ``shared``: positions that every layer gets from another sequence."""
+    like a prompt, in steps shared with others. ``shared``: positions that every layer gets from another sequence.
+    ``stride``: positions between states; 0: layers keep none."""
     target = sequence.kv
     positions = [max(shared, position) for position in layer_positions(sequence, plan, reports)]
+    if stride:
+        positions = [position if position >= target else position // stride * stride for position in positions]
     lacking = [layer for layer, position in enumerate(positions) if position < target]
     start = min((positions[layer] for layer in lacking), default=target)
     wanted = SequenceRange(sequence.id, start, target)
@@ -47,7 +59,7 @@ def find_rebuild_runs(
     for lost in to_ranges(lacking):
         inputs = [_Inputs(None, 0, target)]
         if not from_tokens:
-            inputs = list(_find_inputs(wanted, lost.first, plan, reports))
+            inputs = list(_find_inputs(wanted, lost.first, plan, reports, stride))
         # it would go through layers of the part before: merge both
         if parts and inputs[-1].boundary < parts[-1][1]:
             inputs, _ = parts.pop()
@@ -111,26 +123,31 @@ def _position(held: HeldSequence | None, layer: int) -> int:
     return next((r.position for r in held.kv if r.layers.first <= layer < r.layers.stop), 0)
 
 
-def _find_inputs(wanted: SequenceRange, layer: int, plan: Plan, reports: Mapping[str, Activated]) -> Iterator[_Inputs]:
+def _find_inputs(
+    wanted: SequenceRange, layer: int, plan: Plan, reports: Mapping[str, Activated], stride: int
+) -> Iterator[_Inputs]:
     """Yield where the inputs of ``layer``, or of layers before it, come from, for one part of these positions after the
     other. Later parts come from the same boundary or an earlier one."""
     start = wanted.start
     while start < wanted.stop:
-        inputs = _find_nearest_log(SequenceRange(wanted.sequence, start, wanted.stop), layer, plan, reports)
+        inputs = _find_nearest_log(SequenceRange(wanted.sequence, start, wanted.stop), layer, plan, reports, stride)
         yield inputs
         start, layer = inputs.stop, inputs.boundary
 
 
-def _find_nearest_log(wanted: SequenceRange, layer: int, plan: Plan, reports: Mapping[str, Activated]) -> _Inputs:
+def _find_nearest_log(
+    wanted: SequenceRange, layer: int, plan: Plan, reports: Mapping[str, Activated], stride: int
+) -> _Inputs:
     """Return the stage whose log has the inputs of ``layer``, or of a layer before it, at all these positions or enough
     of the first ones, and can send them there: a stage reaches the next stage, and its own layers. If there is no such
     log, the tokens must serve."""
     best = _Inputs(None, 0, wanted.stop)
-    enough = min(wanted.stop, wanted.start + MIN_SPLIT)
+    enough = min(wanted.stop, wanted.start + max(MIN_SPLIT, stride))
     for stage in plan.stages:
         for entry in reports[stage.incarnation].logs:
             reaches = stage.layers.first < entry.boundary <= stage.layers.stop
             serves = entry.sequence == wanted.sequence and entry.start <= wanted.start and enough <= entry.stop
             if reaches and serves and best.boundary < entry.boundary <= layer:
-                best = _Inputs(stage.incarnation, entry.boundary, min(entry.stop, wanted.stop))
+                stop = entry.stop // stride * stride if stride and entry.stop < wanted.stop else entry.stop
+                best = _Inputs(stage.incarnation, entry.boundary, min(stop, wanted.stop))
     return best

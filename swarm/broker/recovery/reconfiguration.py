@@ -336,7 +336,7 @@ class Reconfiguration:
         plans = self._state.plans
         unended = (*self._state.running, *self._state.waiting)
         blames = tuple((sequence.id, sequence.num_deaths) for sequence in unended if sequence.num_deaths)
-        return WriteEpoch(plans.epoch, self.restart.holders, self._state.manifest, blames)
+        return WriteEpoch(plans.epoch, self.restart.holders, self._state.base_manifest, blames)
 
     def _record_recovery(self, proposal: Proposal, now: float) -> None:
         """Record for the report on the recovery which way was chosen, and its predicted time."""

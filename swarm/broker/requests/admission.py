@@ -107,6 +107,7 @@ class RequestAdmission:
             or self._refuse_if_full(client, tenant, submit, now)
             or check_submit(submit, manifest)
             or self._refuse_many_pixels(submit)
+            or self._refuse_adapter(submit, manifest)
             or refuse_outdated(self._state, submit.params)
             or self._refuse_too_large(submit, manifest)
         )
@@ -119,6 +120,14 @@ class RequestAdmission:
         if held + sum(map(len, submit.pixels)) <= MAX_HELD_PIXELS:
             return None
         return RequestRefusal("overloaded", f"images of other requests take {held >> 20} MiB already", RETRY_S)
+
+    def _refuse_adapter(self, submit: Submit, manifest: Manifest) -> RequestRefusal | None:
+        """Refuse a request for an adapter that is not loaded, or is being dropped."""
+        adapter, adapters = submit.params.adapter, self._state.adapters
+        if adapter in adapters.keys and adapter not in adapters.dropped:
+            return None
+        unknown = manifest.adapter_error(adapter.partition("@")[0] if adapter in adapters.dropped else adapter)
+        return None if unknown is None else RequestRefusal("invalid", unknown)
 
     def _refuse_if_full(self, client: bytes, tenant: str, submit: Submit, now: float) -> RequestRefusal | None:
         """Refuse the request if the queue has no places for it now."""
@@ -180,8 +189,6 @@ def check_submit(submit: Submit, manifest: Manifest) -> RequestRefusal | None:
         return RequestRefusal("invalid", str(error))
     if not submit.prompt:
         return RequestRefusal("invalid", "the prompt is empty: give at least one token")
-    if (unknown := manifest.adapter_error(submit.params.adapter)) is not None:
-        return RequestRefusal("invalid", unknown)
     unable = manifest.why_unable(submit.params.vector)
     if unable is not None:
         return RequestRefusal("unsupported_task", unable)

@@ -71,6 +71,9 @@ class RequestDurability:
         assert self._state.manifest is not None
         for sequence in [s for s in self._state.sequences.values() if s.state is SequenceState.WAITING]:
             sequence.lower_limit(self._state.manifest.context)
+            if (unknown := self._state.adapter_error(sequence.adapter)) is not None:
+                self._ends.end(sequence, "failed", now, unknown)
+                continue
             reason = self._growth.end_reason(sequence) if sequence.num_generated else None
             if reason is not None:
                 self._ends.end(sequence, reason, now)

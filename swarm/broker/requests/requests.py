@@ -28,6 +28,7 @@ from swarm.broker.requests.durability import RequestDurability, derive_seed, res
 from swarm.broker.requests.lookups import RequestLookups
 from swarm.broker.requests.tokens import TokenCollector, TokenDelivery, build_finished
 from swarm.broker.state import Request, Sequence, SequenceState, State
+from swarm.broker.state.adapters import with_plain_name
 from swarm.broker.state.ended_requests import (
     RETRY_S,
     SUPERSEDED,
@@ -80,6 +81,7 @@ class RequestHandler:
     # --- submission --------------------------------------------------------------------------------------------------
 
     def submit(self, client: bytes, submit: Submit, account: ClientAccount | None, now: float) -> None:
+        submit = self._state.adapters.resolve(submit)
         existing = self._get_visible(submit.request_id, account)
         if existing is not None:
             self._resubmit(existing, client, submit)
@@ -121,8 +123,10 @@ class RequestHandler:
         return request
 
     def _resubmit(self, existing: Request, client: bytes, submit: Submit) -> None:
-        # the digests of images stand for their pixels, which an ended request lacks
-        if existing.submit != msgspec.structs.replace(submit, v=existing.submit.v, pixels=existing.submit.pixels):
+        # by the adapter's name, because it may have been dropped since; the digests of images stand for their pixels,
+        # which an ended request lacks
+        new = msgspec.structs.replace(submit, v=existing.submit.v, pixels=existing.submit.pixels)
+        if with_plain_name(existing.submit) != with_plain_name(new):
             reason = f"request id {submit.request_id} is in use for another request: choose a new one"
             self._delivery.reject(client, submit.request_id, RequestRefusal("conflict", reason))
             return

@@ -362,13 +362,13 @@ class Drafts:
     # --- the two models ----------------------------------------------------------------------------------------------
 
     def _is_usable(self) -> bool:
-        """Whether a draft model is loaded that has the swarm's vocabulary. A wrong one is stopped, with one error."""
+        """Whether a draft model is loaded that suits the swarm's model. A wrong one is stopped, with one error."""
         loaded, model = self._loaded, self.state.manifest
         if self.status != "ready" or loaded is None or model is None:
             return False
         if self._checked is not model:
             self._checked = model
-            if problem := vocabulary_difference(loaded, model):
+            if problem := refusal(loaded, model):
                 self.status, self.problem = "refused", problem
                 self.out.note("draft_model_refused", "error", reason=problem)
                 self.out.append(StopDraft())
@@ -405,6 +405,13 @@ def _max_bytes(entry: AskedSequence) -> int:
     """Return the largest size of an entry in a frame."""
     params = None if entry.opening is None else entry.opening.params
     return 512 + 5 * len(entry.tokens) + (0 if params is None else 14 * len(params.logit_bias))
+
+
+def refusal(loaded: DraftLoaded, model: Manifest) -> str:
+    """Return why the draft model can't propose for the swarm's model; empty if it can."""
+    if model.state_stride:
+        return f"{model.name} keeps states, which can't be rolled back from a wrong proposal: remove broker.draft"
+    return vocabulary_difference(loaded, model)
 
 
 def vocabulary_difference(loaded: DraftLoaded, model: Manifest) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from swarm.wire.messages import FinishReason, Hop, Lineage, Manifest, Submit, TokenLogprob
+from swarm.wire.messages import AdapterEntry, FinishReason, Hop, Lineage, Manifest, Submit, TokenLogprob
 
 # generations; two copies of one journal choose the same next generation with a probability of 1 in this number
 _MAX_GENERATION_STEP = 1 << 20
@@ -51,6 +51,8 @@ class JournalSnapshot:
     next_sequence: int = 1
     requests: tuple[RequestRecord, ...] = ()
     manifest: Manifest | None = None  # model of that plan
+    adapters: tuple[AdapterEntry, ...] = ()  # loaded at run time
+    dropped_adapters: tuple[str, ...] = ()  # keys of those that new requests can't have
     blames: tuple[tuple[int, int], ...] = ()  # (sequence, worker deaths at which it was in flight)
     notes: tuple[str, ...] = ()  # damage found in the journal, as text
 

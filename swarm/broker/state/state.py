@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from swarm.broker.state.adapters import AdapterState
 from swarm.broker.state.constraints import PlanConstraints
 from swarm.broker.state.costs import StepCosts
 from swarm.broker.state.ended_requests import EndedRequests, ForgottenRequests, JournalLookups
@@ -163,7 +164,9 @@ class State:
     """The complete state of the broker. Only ``core`` and its parts change it."""
 
     lineage: Lineage = NO_LINEAGE  # of this broker process
-    manifest: Manifest | None = None
+    base_manifest: Manifest | None = None  # the model as workers report it
+    manifest: Manifest | None = None  # the model with the adapters that are loaded at run time
+    adapters: AdapterState = field(default_factory=AdapterState)
     assets: dict[str, bytes] = field(default_factory=dict)
     uploads: dict[str, ModelUpload] = field(default_factory=dict)  # files that are being transferred, by name
     requests: dict[str, Request] = field(default_factory=dict)
@@ -297,6 +300,7 @@ class State:
         does no harm.
         """
         self.ticked_at += pause_s
+        self.adapters.shift_deadlines(pause_s)
         self.restart.shift_deadlines(pause_s)
         self.plans.deadline += pause_s
         self.plans.members_changed_at += pause_s
@@ -315,8 +319,15 @@ class State:
             request.shift_deadlines(pause_s)
 
     def set_manifest(self, manifest: Manifest | None) -> None:
-        """Set the model; None if it is to be replaced by another one."""
-        self.manifest = manifest
+        """Set the model, as workers report it; None if it is to be replaced by another one."""
+        self.base_manifest = manifest
+        self.manifest = None if manifest is None else self.adapters.apply(manifest)
+
+    def adapter_error(self, adapter: str) -> str | None:
+        """Return why no sequence can have this adapter, a name or a key; None if one can, or there is no model."""
+        if adapter in self.adapters.keys or self.manifest is None:
+            return None
+        return self.manifest.adapter_error(adapter)
 
     def set_constraints(self, steering: PlanConstraints) -> None:
         """Set the operator's constraints for plans."""

@@ -89,9 +89,11 @@ class KvAllocator:
         prefix = None
         if not sequence.starts_from_nothing:
             prefix = state.prefix.find(sequence.tokens, sequence.adapter, sequence.images)
-        if prefix is None:
+        if prefix is None or state.manifest is None:
             return False
-        source, position = prefix
+        source, position = prefix[0], state.manifest.floor_to_state(prefix[1])
+        if not position:
+            return False
         may_share = self._can_map(source, position)  # otherwise the stages copy, and all of its blocks are its own
         own_blocks = blocks - state.shared.fork_stop(source, position) // BLOCK if may_share else blocks
         state.prefix.pin(source)
@@ -99,7 +101,7 @@ class KvAllocator:
             state.prefix.unpin(source)
             return False
         self._evict(own_blocks)
-        sequence.admit(prefix)
+        sequence.admit((source, position))
         if may_share:
             state.shared.fork(sequence.id, source, position)
         state.prefix.index.count_use(source)

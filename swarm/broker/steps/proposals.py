@@ -128,8 +128,10 @@ def count_equal(proposed: tuple[int, ...], drawn: list[int]) -> int:
 
 def _can_verify(state: State) -> bool:
     """Whether every stage of the active plan can verify proposed tokens. Where a row's bits depend on its batch, an
-    answer would not be the same with them as without."""
+    answer would not be the same with them as without. States can't be rolled back to before refused ones."""
     plan = state.plans.current
+    if state.manifest is not None and state.manifest.state_stride:
+        return False
     members = [] if plan is None else [stage.incarnation for stage in plan.stages]
     return bool(members) and all(
         max(state.workers[member].hello.wire_versions) >= SPECULATION_VERSION

@@ -65,7 +65,9 @@ class Restorer:
         bits = self._common_bits(plan, workers)
         if not bits and (spilling := sorted(w.name for w in workers if w.hello.spill_from)):
             without = sorted(w.name for w in workers if w.name not in spilling)
-            reason = "these have no space on disk" if without else "the stages compute other bits than each other"
+            reason = (
+                "these have no space on disk" if without else "the stages compute other bits, or the model has states"
+            )
             self.out.note("disks_not_used", epoch=plan.epoch, reason=reason, workers=without)
         restores.start_plan(bits, max(w.hello.spill_from for w in workers), running)
         if restores.num_positions:
@@ -82,7 +84,8 @@ class Restorer:
         """Return the bits that all stages have; empty if they differ, or if a stage has no space on disk."""
         bits = {self.state.plans.capacity[stage.incarnation].bits for stage in plan.stages}
         can_spill = all(w.hello.spill_from and max(w.hello.wire_versions) >= SPILL_VERSION for w in workers)
-        return bits.pop() if can_spill and len(bits) == 1 else ""
+        has_states = self.state.manifest is not None and self.state.manifest.state_stride > 0  # they are not written
+        return bits.pop() if can_spill and len(bits) == 1 and not has_states else ""
 
     def on_step_done(self, step: int, now: float) -> None:
         """Order the stages to read what they have of the sequences that they opened with this step."""

@@ -67,6 +67,7 @@ class ModelFacts:
     is_refused: bool = False  # complete, but of a kind that Swarm does not serve
     digest: str = ""  # of the model's files; independent of their location
     missing_bytes: int = 0  # of the weights, to fetch from the hub
+    limits: str = ""  # what of it is not served
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +276,8 @@ def _model(facts: Facts) -> Iterator[Finding]:
         text += f" ({_format_size(facts.model.missing_bytes)} to fetch from the hub)"
     if facts.model.digest:
         text += f", files {facts.model.digest}"
+    if facts.model.limits:
+        text += f", {facts.model.limits}"
     limit = min(facts.available_bytes, facts.memory_limit or facts.available_bytes)
     is_short = facts.outlook is not None and facts.outlook.is_short  # reported as the outlook
     if facts.model.weight_bytes > MAX_WEIGHTS_SHARE * limit and not is_short:

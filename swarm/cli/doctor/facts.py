@@ -282,6 +282,7 @@ def inspect_model(name: str | None) -> ModelFacts | None:
     try:
         from swarm.stage.model.checkpoint import Checkpoint
         from swarm.stage.model.location import locate_model
+        from swarm.stage.model.text_tower import TEXT_ONLY_NOTE
     except ImportError:
         return None
     from swarm.demo import model_path
@@ -300,7 +301,8 @@ def inspect_model(name: str | None) -> ModelFacts | None:
 
                 is_refused = True
                 check_served(location.folder)
-        return ModelFacts(path, checkpoint.num_bytes, digest=digest, missing_bytes=missing)
+        limits = TEXT_ONLY_NOTE if checkpoint.is_multimodal else ""
+        return ModelFacts(path, checkpoint.num_bytes, digest=digest, missing_bytes=missing, limits=limits)
     except ModelError as error:
         return ModelFacts(path, error=str(error), is_refused=is_refused)
 

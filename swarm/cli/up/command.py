@@ -202,7 +202,7 @@ def up(
         plan = _UpPlan(
             workers,
             http=has_http,
-            note=no_gateway,
+            notes=[*(f"{each.name}: {each.limits}" for each in models if each.limits), no_gateway],
             observe=observe,
             how_to_stop=_DETACHED if is_detached else _ATTACHED,
         )
@@ -212,12 +212,12 @@ def up(
 
 @dataclass(frozen=True, slots=True)
 class _UpPlan:
-    """Processes to run in addition to the broker. ``note`` and ``how_to_stop`` are lines for the user; ``observe`` gets
-    every report."""
+    """Processes to run in addition to the broker. ``notes`` and ``how_to_stop`` are lines for the user; ``observe``
+    gets every report."""
 
     num_workers: int
     http: bool
-    note: str
+    notes: Sequence[str]
     observe: Observer
     how_to_stop: str
 
@@ -234,8 +234,8 @@ async def _run(commands: ChildCommands, directory: Path, plan: _UpPlan, verbose:
     for other in commands.others:
         url, log = commands.url_at(other.port), directory / "logs" / f"{other.name}.log"
         progress.print_line(f"{other.name}: a swarm of {other.model} at {url}; its log: {log}")
-    if plan.note:
-        progress.print_line(plan.note)
+    for note in filter(None, plan.notes):
+        progress.print_line(note)
     if commands.addresses:
         progress.print_line(
             f"other machines are served at {' and '.join(commands.addresses)}, by keys; to let one in, run here: "

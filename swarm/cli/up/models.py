@@ -25,11 +25,13 @@ def resolve_model(settings: Settings) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """A model to run. ``location``: what workers load; ``num_bytes``: bytes of its weights in the files."""
+    """A model to run. ``location``: what workers load; ``num_bytes``: bytes of its weights in the files; ``limits``:
+    what of it is not served."""
 
     name: str
     location: str
     num_bytes: int
+    limits: str = ""
 
 
 def resolve_models(settings: Settings, models: Sequence[str] = ()) -> list[ResolvedModel]:
@@ -62,6 +64,7 @@ def _resolve(model: str, quantization: Quantization) -> ResolvedModel:
     from swarm.cli.output import ConsoleProgress
     from swarm.stage.model.checkpoint import Checkpoint
     from swarm.stage.model.location import locate_model
+    from swarm.stage.model.text_tower import TEXT_ONLY_NOTE
 
     progress = ConsoleProgress(sys.stdout)
     try:
@@ -70,4 +73,5 @@ def _resolve(model: str, quantization: Quantization) -> ResolvedModel:
         progress.clear_status()
     # raises ModelError, once instead of in each worker
     checkpoint = Checkpoint.at(location, quantization)
-    return ResolvedModel(checkpoint.name, location.name, checkpoint.num_bytes)
+    limits = TEXT_ONLY_NOTE if checkpoint.is_multimodal else ""
+    return ResolvedModel(checkpoint.name, location.name, checkpoint.num_bytes, limits)

@@ -4,6 +4,7 @@ transformers."""
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,9 +23,11 @@ from swarm.errors import InvalidRequest, ModelError
 TOKENIZER_FILE = "tokenizer.json"
 CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
-ASSET_FILES = (TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE)
+PROCESSOR_TEMPLATE_FILE = "chat_template.json"  # older multimodal checkpoints
+ASSET_FILES = (TOKENIZER_FILE, CONFIG_FILE, TEMPLATE_FILE, PROCESSOR_TEMPLATE_FILE)
 
 _MANY_IDS = 1024  # from this many ids on, decoding releases the interpreter's lock
+_READS_PARTS = re.compile(r"""['".]text\b""")  # in a template that can take the parts of a content
 # Exceptions that Python raises when a template meets an unexpected value, such as a missing content.
 _TEMPLATE_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
 
@@ -61,9 +64,11 @@ class TextModel:
     # secret words with which its templates are rewritten
     spelling: Spelling = field(default_factory=lambda: Spelling(()), repr=False)
     vocabulary: Vocabulary = field(init=False, repr=False)
+    takes_parts: bool = field(init=False, default=False)  # the template shows a content only if it is a list of parts
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "vocabulary", Vocabulary(self.tokenizer, self.spelling))
+        object.__setattr__(self, "takes_parts", self._needs_parts())
 
     @classmethod
     def load(cls, files: Mapping[str, bytes]) -> TextModel | None:
@@ -121,6 +126,20 @@ class TextModel:
     def _is_silent(self, token: int) -> bool:
         return token in self.silent or self.tokenizer.id_to_token(token) is None
 
+    def _needs_parts(self) -> bool:
+        """Whether the template drops a content that is a text, but shows it as a part, as those of some multimodal
+        models do."""
+        if self.template is None or not _READS_PARTS.search(self.template_source):
+            return False
+        probe = secrets.token_hex(8)
+        return not self._shows(probe, probe) and self._shows(probe, _make_parts(probe))
+
+    def _shows(self, text: str, content: object) -> bool:
+        try:
+            return text in self.render_chat([{"role": "user", "content": content}])
+        except InvalidRequest:
+            return False
+
     def render_chat(self, messages: Chat, **variables: object) -> str:
         """Return the prompt text for a conversation, ready for the assistant's answer. ``variables`` are passed to the
         template. If they include ``tools``, the model's template for tools is used, if it has one."""
@@ -160,6 +179,10 @@ class TextModel:
         if how.continues:
             chat[-1]["content"] = f"{chat[-1].get('content') or ''}{mark}"
             values["add_generation_prompt"] = False
+        if self.takes_parts:
+            for message in chat:
+                if isinstance(message.get("content"), str):
+                    message["content"] = _make_parts(message["content"])
         try:
             with use_budget(TemplateBudget(size_of(values), how.time_s)):
                 text = template.render(values)
@@ -173,6 +196,10 @@ class TextModel:
             if not found:
                 raise InvalidRequest("the chat template does not show the last message", code="messages")
         return self.spelling.split_rendered(text)
+
+
+def _make_parts(text: object) -> list[Mapping[str, object]]:
+    return [{"type": "text", "text": text}]
 
 
 def _describe_error(spelling: Spelling, error: Exception) -> str:
@@ -210,7 +237,8 @@ def _token_text(token: object) -> str:
 
 def _template_sources(files: Mapping[str, bytes], config: Mapping[str, object]) -> dict[str, str]:
     """Return the chat templates by name: "default", and perhaps "tool_use"."""
-    source: object = config.get("chat_template")
+    stored = _json_object(files.get(PROCESSOR_TEMPLATE_FILE, b"{}"), PROCESSOR_TEMPLATE_FILE)
+    source = stored.get("chat_template") or config.get("chat_template")
     named = {"default": source}
     if isinstance(source, list):
         named = {str(entry.get("name")): entry.get("template") for entry in source if isinstance(entry, dict)}

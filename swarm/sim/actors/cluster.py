@@ -61,7 +61,7 @@ class Cluster:
     def __init__(self, world: World, schedule: Schedule, spill_disk: SimSpillDisk | None = None) -> None:
         self.world = world
         self.network = Network(world, schedule.weather)
-        self.manifest = fake_manifest(schedule.num_layers)
+        self.manifest = fake_manifest(schedule.num_layers, state_stride=schedule.state_stride)
         self.machines = schedule.machines
         self.log_bytes = schedule.log_bytes
         self.put_off_every = schedule.put_off_every

@@ -84,7 +84,12 @@ class WorkerNode:
         )
         self.core = StageCore(
             StageSettings(
-                name, self.incarnation, cluster.manifest.num_layers, log_bytes=cluster.log_bytes, spill_chunk=CHUNK
+                name,
+                self.incarnation,
+                cluster.manifest.num_layers,
+                log_bytes=cluster.log_bytes,
+                spill_chunk=CHUNK,
+                state_stride=cluster.manifest.state_stride,
             )
         )
         self._machines = cluster.machines

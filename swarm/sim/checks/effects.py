@@ -153,8 +153,11 @@ def _check_stale(snapshot: BrokerSnapshot, state: State) -> None:
 def _check_replays(snapshot: BrokerSnapshot, state: State, workers: Mapping[str, WorkerView]) -> None:
     """Demand that each run of lost layers with logged inputs is replayed from the log, through no other layers.
 
-    Excepted are sequences that have just been preempted and are already back.
+    Excepted are sequences that have just been preempted and are already back, and recurrent models, whose other layers
+    may have fallen back as well.
     """
+    if state.manifest is not None and state.manifest.state_stride:
+        return
     targets = {(sequence, stay): kv for sequence, _, kv, stay in snapshot.running}
     for sequence in state.running:
         target = targets.get((sequence.id, sequence.residency), 0)
@@ -237,7 +240,8 @@ def _counts(sequence: int, node: WorkerView) -> bool:
 
 def check_held(snapshot: tuple[Activate, LayerPositions] | None, node: WorkerView) -> None:
     """Check that a stage kept live sequences up to their acknowledged positions when it activated a plan, and dropped
-    the others. What it took over from copies counts like what it had computed."""
+    the others. What it took over from copies counts like what it had computed. A recurrent model's layers may fall back
+    to the last position at which states are always held."""
     if snapshot is None or node.core.active != snapshot[0].epoch or node.core.layers is None:
         return
     order, earlier = snapshot
@@ -251,7 +255,8 @@ def check_held(snapshot: tuple[Activate, LayerPositions] | None, node: WorkerVie
             has, counts = by_layer.get(layer, 0), live.get(sequence, 0)
             is_given = sequence in shared and has == shared[sequence].position
             is_given = is_given and now.get(shared[sequence].source, {}).get(layer, 0) >= has > had
-            if has != min(had, counts) and not is_given and order.epoch == node.core.fence:
+            has_fallen_back = had > counts >= has >= node.executor.manifest.floor_to_state(counts)
+            if has != min(had, counts) and not (is_given or has_fallen_back) and order.epoch == node.core.fence:
                 text = f"sequence {sequence} layer {layer}: {had} were held, {counts} count, {has} are held now"
                 raise Violation(f"I8: {node.incarnation} {text}")
     held_here = node.core.sequences.keys() | node.core.store.copies.sequences.keys()

@@ -10,10 +10,18 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from swarm.broker.actions import FinishJournalRewrite, NewTokens, WriteAcceptance, WriteEnd, WriteEpoch, WriteTokens
+from swarm.broker.actions import (
+    FinishJournalRewrite,
+    NewTokens,
+    WriteAcceptance,
+    WriteAdapters,
+    WriteEnd,
+    WriteEpoch,
+    WriteTokens,
+)
 from swarm.broker.journal import JournalWrite
 from swarm.broker.state.journal_snapshot import JournalSnapshot, RequestRecord, SequenceRecord
-from swarm.wire.messages import Manifest, Submit
+from swarm.wire.messages import AdapterEntry, Manifest, Submit
 
 
 class LedgerRefusal(AssertionError):
@@ -102,6 +110,8 @@ class Ledger:
     epoch: int = 0
     workers: tuple[str, ...] = ()
     manifest: Manifest | None = None
+    adapters: tuple[AdapterEntry, ...] = ()
+    dropped_adapters: tuple[str, ...] = ()
     blames: tuple[tuple[int, int], ...] = ()
     next_sequence: int = 1
     requests: dict[str, LedgerRequest] = field(default_factory=dict)
@@ -123,6 +133,8 @@ class Ledger:
                     self._accept(write, now)
                 case WriteEpoch():
                     self._write_epoch(write)
+                case WriteAdapters(_, adapters, dropped):
+                    self.adapters, self.dropped_adapters = adapters, dropped
                 case FinishJournalRewrite(epoch, next_sequence):
                     self._write_epoch(epoch)
                     self.next_sequence = max(self.next_sequence, next_sequence)
@@ -153,6 +165,8 @@ class Ledger:
             next_sequence=self.next_sequence,
             requests=tuple(request.record(now) for request in requests),
             manifest=self.manifest,
+            adapters=self.adapters,
+            dropped_adapters=self.dropped_adapters,
             blames=self.blames,
         )
 

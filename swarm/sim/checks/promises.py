@@ -217,7 +217,8 @@ class PromiseCheck:
         if sequence.residency and (sequence.fork_of is not None or state.shared.inherited(sequence.id)):
             return
         counts = min([sequence.kv, *(run.start for run in sequence.rebuilds)])
-        if counts < num_held:
+        num_kept = num_held if state.manifest is None else state.manifest.floor_to_state(num_held)
+        if counts < num_kept:
             raise Violation(f"I8: of sequence {sequence.id} {num_held} positions are held, {counts} count")
         self.num_adopted += num_held
 

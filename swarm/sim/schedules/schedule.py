@@ -220,6 +220,7 @@ class Schedule:
     kv: KvConditions = KvConditions()
     recalls: bool = False  # a second reader first asks for the submitted request
     speculation: SpeculationConditions | None = None  # None: nothing is proposed
+    state_stride: int = 0  # positions between states that the model's layers keep; 0: they keep none
 
     @property
     def quiet_from(self) -> float:

@@ -64,6 +64,7 @@ CHANGING_BITS = 0.5  # of the schedules with disks, share in which one worker co
 NO_COPIES = 0.2  # share of schedules in which workers hold no copies of keys and values
 KV_OFTEN = 0.08  # share of schedules with a fault of copies, for each kind
 KV_POINTS = ("SendKv", "ReceiveKv", "KvArrived", "KvHeld", "Activate")  # a worker dies before or after one of these
+LONG_STATES = 0.5  # of the schedules of a recurrent model, share in which workers share the layers of long sequences
 SPECULATES = 0.5  # share of schedules in which tokens are proposed
 LIMITED = 0.3  # of them, share in which the broker limits proposals by what was accepted before
 MISREPORTED = 0.3  # of them, share in which the last stage misreports what it accepted
@@ -165,6 +166,13 @@ def add_disks(seed: int, schedule: Schedule, *, faults: bool = True) -> Schedule
     moments = [random.uniform(0.8, 4.5) for _ in range(random.choice([2, 3, 4]) if faults else 0)]
     crashes = tuple(replace(draw_fault(random, at), kind="crash") for at in moments)
     return replace(schedule, requests=requests, machines=machines, faults=(*schedule.faults, *crashes))
+
+
+def add_states(seed: int, schedule: Schedule) -> Schedule:
+    """Return the schedule of a recurrent model: its layers keep states, which can't be rolled back."""
+    random = Random(f"states {seed}")
+    schedule = replace(schedule, state_stride=random.choice([32, 64, 64, 128]))
+    return _make_long(random, schedule) if random.random() < LONG_STATES else schedule
 
 
 def _draw_bits(random: Random, schedule: Schedule) -> Schedule:

@@ -29,8 +29,9 @@ from swarm.stage.attention.layouts import choose_layouts
 from swarm.stage.attention.racks import KvShape, LayerBuffer, Rack, Region, new_buffer
 from swarm.stage.attention.shared_slots import SharedSlots, SlotMappings
 from swarm.stage.attention.sharing import can_share
+from swarm.stage.attention.states import StateStore
 from swarm.stage.attention.transfer import Slabs, count_numbers
-from swarm.wire.messages import LayerRange, Row
+from swarm.wire.messages import STATE_STRIDE, LayerRange, Row
 
 # Sequences that share a rack, on systems where giving back a part of a mapping zeroes it.
 _RACK_SLOTS = 32
@@ -58,7 +59,7 @@ class _StoredSequence:
 class KvArena:
     """Keys and values of all sequences of one stage. Used by one thread only."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, state_stride: int = STATE_STRIDE) -> None:
         self._device = device
         self._has_pages = device.type == "cpu"  # whether memory is committed by writing
         self._num_slots = _RACK_SLOTS if device.type == "cpu" and sys.platform == "linux" else 1
@@ -66,6 +67,7 @@ class KvArena:
         self._racks: list[Rack] = []
         self._used = 0  # positions that count as used, of all sequences, as if they shared nothing
         self._shared = SharedSlots()
+        self.states = StateStore(device, state_stride)
         self.copied: Counter[int] = Counter()  # positions of copies, of all sequences, by layer
 
     def __len__(self) -> int:
@@ -134,6 +136,7 @@ class KvArena:
             )
         for layer, region in regions.items():
             mine[layer].copy_from(region, position, start=start)
+        self.states.fork(sequence, source, position)
 
     # --- shared prefixes ---------------------------------------------------------------------------------------------
 
@@ -185,6 +188,7 @@ class KvArena:
         if held is None:
             return
         held.limit = round_up(limit)
+        self.states.shrink(sequence, limit)
         if held.limit < held.mappings.stop:
             self._shared.stop(sequence, held.mappings)
         taken = self._count_used(limit)
@@ -279,6 +283,7 @@ class KvArena:
 
     def _clear(self, sequence: int, held: _StoredSequence) -> None:
         """Drop the sequence's data. A reused slot must read as zeros, since the old data may contain NaNs."""
+        self.states.release(sequence)
         self._shared.positions.release(sequence)
         for layer in [*held.layers, *held.copies]:
             self._drop_layer(held, layer)
@@ -300,6 +305,7 @@ class KvArena:
     def reset(self) -> None:
         self._sequences.clear()
         self._racks.clear()
+        self.states.clear()
         self._used = 0
         self._shared.positions.clear(self._shared.positions.unit)
         self.copied.clear()
@@ -312,6 +318,7 @@ class KvArena:
         held = self._sequences.get(sequence)
         if held is not None and 0 < position < held.mappings.stop:
             self._shared.stop(sequence, held.mappings)
+        self.states.truncate(sequence, position)
         if position == 0 and held is not None:
             self._clear(sequence, held)
             self._used -= held.used
@@ -321,6 +328,7 @@ class KvArena:
         """Drop the data of all other layers, except copies in ``kept`` ones. Copies in ``layers`` are in use from now
         on."""
         own = range(layers.first, layers.stop)
+        self.states.keep_layers(own)
         for rack in self._racks:
             for layer in [layer for layer in rack.buffers if layer not in own and layer not in kept]:
                 del rack.buffers[layer]
@@ -417,7 +425,7 @@ class KvArena:
             rack.buffers[layer] = new_buffer(self._num_slots, rack.positions, shape, keys)
             rack.forget_addresses()
         buffer = rack.buffers[layer]
-        if buffer.layouts is not choose_layouts(keys):
+        if buffer.layouts is not choose_layouts(keys, shape.value_size):
             raise IllegalMove(f"layer {layer} holds keys and values as other kernels want them; release them first")
         if buffer.shape != shape:
             raise IllegalMove(f"layer {layer} holds keys and values of other heads; release them first")

@@ -18,9 +18,10 @@ alone.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -28,10 +29,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from swarm.errors import ModelError
 from swarm.stage.attention import native_attention
+from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import CELL
-from swarm.stage.attention.options import AttentionOptions, Reach
+from swarm.stage.attention.options import AttentionOptions, Latents, Reach
 from swarm.stage.attention.passes import ForwardPass, current_pass
-from swarm.stage.attention.racks import LayerBuffer
+from swarm.stage.attention.racks import LayerBuffer, Rack
 from swarm.stage.attention.tiles import AttentionPlan, TileGroup, plan_attention
 from swarm.stage.matmul import proofs
 from swarm.stage.matmul.elementwise import apply_aligned
@@ -39,9 +41,12 @@ from swarm.stage.matmul.probe import Product, Proof, RowTile, prove, split_rows
 from swarm.stage.native import cores
 
 NAME = "swarm"
+LATENT_HEADS = "latent_heads"
 # Key counts that the probe tries. A row's position decides how many keys there are, and libraries may split long sums
 # over threads where they do not split short ones.
 _PROBED_KEYS = (CELL, 3 * CELL, 17 * CELL)
+# Kinds of attention whose window transformers puts into the mask alone.
+_MASKED_WINDOWS = frozenset({"PhimoeAttention"})
 # Arguments that do not change which keys a query attends to. Any other argument must be understood or rejected.
 _IGNORED_ARGUMENTS = frozenset(
     {
@@ -73,16 +78,32 @@ def attend(
     """Attend as transformers expects it; return ``[1, tokens, heads, size]``. Writes keys and values first."""
     _refuse_unknown(module, attention_mask, dropout, others)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if type(module).__name__ in _MASKED_WINDOWS:
+        sliding_window = module.config.sliding_window
     options = AttentionOptions(scale, sliding_window, softcap, s_aux)
     if is_chunked(module):
         options = replace(options, window=None, chunk=module.config.attention_chunk_size)
-    return attend_rows(
-        int(module.layer_idx),
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        options,
-    ).unsqueeze(0), None
+    layer, heads = int(module.layer_idx), getattr(module, LATENT_HEADS, None)
+    query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
+    if heads is None:
+        return attend_rows(layer, query, key, value, options).unsqueeze(0), None
+    mixed = attend_rows(layer, heads.absorb(query), key, value, replace(options, latents=heads.latents))
+    return heads.expand(mixed).unsqueeze(0), None
+
+
+class LatentHeads(Protocol):
+    """Heads that share one latent per position. An attention module that has them, under the name ``LATENT_HEADS``,
+    passes its queries as they are, latents as keys, and the latents' values."""
+
+    latents: Latents
+
+    def absorb(self, query: torch.Tensor) -> torch.Tensor:
+        """Return the queries ``[tokens, heads, size]`` for latents."""
+        ...
+
+    def expand(self, mixed: torch.Tensor) -> torch.Tensor:
+        """Return each head's result from its mixture of latents ``[tokens, heads, size]``."""
+        ...
 
 
 def is_chunked(module: Any) -> bool:
@@ -97,18 +118,24 @@ def attend_rows(
     """Attend with queries, keys and values ``[tokens, heads, size]``; return the same shape. Tokens of no sequence get
     zeros."""
     forward_pass = current_pass()
+    find_buffer = _buffer_finder(forward_pass.arena, layer, key, value, options.latents)
     if native_attention.supports(key):
-        return native_attention.attend_native(forward_pass, layer, (query, key, value), options)
+        return native_attention.attend_native(forward_pass, layer, (query, key, value), options, find_buffer)
     groups = _pass_groups(forward_pass, options.reach, query.device)
-    value, spoiled = (value, None) if groups.guesses is None else groups.guesses.clean(value)
-    _write_keys_values(forward_pass, groups, layer, key, value)
+    is_latent, spoiled = options.latents is not None, None
+    if groups.guesses is not None and is_latent:
+        key, spoiled = groups.guesses.clean(key)
+    elif groups.guesses is not None:
+        value, spoiled = groups.guesses.clean(value)
+    _write_keys_values(groups, find_buffer, key, key[..., :0] if is_latent else value)
+    forward_pass.arena.mark_written(groups.sequences, layer)
     # a power of two: scaling the queries, which are fewer than the scores, is exact
     if math.frexp(options.scale)[0] == 0.5:
         query, options = query * options.scale, replace(options, scale=1.0)
     output = value.new_zeros(query.shape[0], query.shape[1], value.shape[2])
-    proof, together = prove_attention(query, key, value)
+    proof, together = prove_attention(query, key, value, is_latent=is_latent)
     for group in groups.groups if together else groups.single_groups:
-        output[group.tokens] = _attend_group(query[group.tokens], group.rack.buffers[layer], group, options, proof)
+        output[group.tokens] = _attend_group(query[group.tokens], find_buffer(group.rack), group, options, proof)
     return output if spoiled is None else _spoil(output, spoiled)
 
 
@@ -118,28 +145,49 @@ def _spoil(output: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return output
 
 
-def prove_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[Proof, bool]:
+def _buffer_finder(
+    arena: KvArena, layer: int, key: torch.Tensor, value: torch.Tensor, latents: Latents | None
+) -> Callable[[Rack], LayerBuffer]:
+    """Return a function that returns the layer's memory in a rack for keys and values ``[tokens, heads, size]``: of the
+    head with these latents, if any."""
+    keys, values = key[:1].transpose(0, 1), value[:1].transpose(0, 1)
+    if latents is None:
+        return lambda rack: arena.ensure_buffer(rack, layer, keys, values)
+    keys = keys.expand(latents.num_heads, -1, -1)
+    return lambda rack: arena.ensure_buffer(rack, layer, keys, keys[..., :0]).only_head(latents.head)
+
+
+def prove_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, is_latent: bool = False
+) -> tuple[Proof, bool]:
     """Return the proof for torch's attention with such heads ``[tokens, heads, size]``, and whether sequences may share
-    a product."""
+    a product. ``is_latent``: values are the first numbers of the keys."""
     heads, sizes = key.shape[1], (key.shape[2], value.shape[2])
     if query.device.type != "cpu":  # we do not test the bits of other devices
         return Proof(), True
     numbers = cores.thread_numbers(0)
     for together in (True, False):
-        name = ("attention of 3" if together else "attention", str(query.dtype), heads, *sizes, numbers)
-        proof = proofs.get_proof(name, partial(_prove, heads, sizes, query.dtype, numbers, together))
+        what = ("latent " if is_latent else "") + ("attention of 3" if together else "attention")
+        name = (what, str(query.dtype), heads, *sizes, numbers)
+        proof = proofs.get_proof(
+            name, partial(_prove, heads, sizes, query.dtype, numbers, together, is_latent=is_latent)
+        )
         if proof.exact:
             break
     return proof, together
 
 
-def _prove(heads: int, sizes: tuple[int, int], dtype: torch.dtype, numbers: tuple[int, ...], together: bool) -> Proof:
+def _prove(
+    heads: int, sizes: tuple[int, int], dtype: torch.dtype, numbers: tuple[int, ...], together: bool, *, is_latent: bool
+) -> Proof:
     """Try the three products of attention (scores, weights, mixture) on one sequence alone; with ``together``, also
     between two other sequences."""
     chance, key_size, value_size = torch.Generator().manual_seed(13), *sizes
     caches = [
         tuple(torch.randn(3 * heads, keys, size, generator=chance).to(dtype) for size in sizes) for keys in _PROBED_KEYS
     ]
+    if is_latent:
+        caches = [(keys, keys[..., :value_size]) for keys, _ in caches]
 
     def attend_once(rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         weights = _softmax(_scores(rows, keys).mul_(key_size**-0.5), None)
@@ -173,26 +221,25 @@ def _pass_groups(forward_pass: ForwardPass, reach: Reach, device: torch.device) 
 
 
 def _write_keys_values(
-    forward_pass: ForwardPass, groups: AttentionPlan, layer: int, key: torch.Tensor, value: torch.Tensor
+    groups: AttentionPlan, find_buffer: Callable[[Rack], LayerBuffer], key: torch.Tensor, value: torch.Tensor
 ) -> None:
-    like = key[:1].transpose(0, 1), value[:1].transpose(0, 1)
     for write in groups.token_writes:
-        slab = forward_pass.arena.ensure_buffer(write.rack, layer, *like)
+        slab = find_buffer(write.rack)
         at = (write.slots, write.positions)
         slab.keys.transpose(1, 2).index_put_(at, key[write.tokens])
         slab.values.transpose(1, 2).index_put_(at, value[write.tokens])
     for piece in groups.span_writes:
-        region, span = forward_pass.arena.ensure_buffer(piece.rack, layer, *like).region(piece.slot), piece.span
+        region, span = find_buffer(piece.rack).region(piece.slot), piece.span
         tokens = slice(span.offset, span.offset + span.count)
         region.write(span.start, key[tokens].transpose(0, 1), value[tokens].transpose(0, 1))
-    forward_pass.arena.mark_written(groups.sequences, layer)
 
 
 def _attend_group(
     query: torch.Tensor, slab: LayerBuffer, group: TileGroup, options: AttentionOptions, proof: Proof
 ) -> torch.Tensor:
-    """Compute a group's attention from queries [tokens, heads, size]; return the same shape."""
-    keys, values = _keys(slab.keys, group), _keys(slab.values, group)
+    """Compute a group's attention from queries [tokens, heads, size]; return [tokens, heads, size of a value]."""
+    keys, latents = _keys(slab.keys, group), options.latents
+    values = _keys(slab.values, group) if latents is None else keys[..., : latents.value_size]
     folded = _fold(query, group, slab.keys.shape[1])
     num_rows = folded.shape[1]
     before = cores.use_threads(keys.numel() * num_rows, proof.threads)

@@ -71,13 +71,15 @@ class RackBatch:
     spans: ctypes.Array[NativeSpan]
 
 
-def native_cache(slab: LayerBuffer) -> NativeCache:
+def native_cache(slab: LayerBuffer, value_size: int) -> NativeCache:
+    """Return a layer's addresses. ``value_size``: of a value, also where it is the beginning of a key."""
     keys, values = slab.keys, slab.values
     return NativeCache(
         keys.data_ptr(),
-        values.data_ptr(),
+        values.data_ptr() if slab.sizes[1] else None,
         *(stride for part in (keys, values) for stride in part.stride()[:2]),
-        *slab.sizes,
+        slab.sizes[0],
+        value_size,
         keys.shape[1],
         native.KINDS[keys.dtype],
     )
@@ -87,6 +89,6 @@ def cache_table(rack: Rack, layers: LayerRange) -> ctypes.Array[NativeCache]:
     """Return a table of a rack's keys and values in these layers, which exist."""
     if layers not in rack.tables:
         slabs = [rack.buffers[layer] for layer in range(layers.first, layers.stop)]
-        rack.tables[layers] = (NativeCache * len(slabs))(*map(native_cache, slabs))
+        rack.tables[layers] = (NativeCache * len(slabs))(*(native_cache(slab, slab.sizes[1]) for slab in slabs))
     table: ctypes.Array[NativeCache] = rack.tables[layers]
     return table

@@ -49,6 +49,21 @@ class _Plain:
         stored[:, start : start + dense.shape[1]] = dense
 
 
+class _Rows:
+    """Rows of whole vectors, one position after the other."""
+
+    unit = 1
+
+    def numbers(self, size: int) -> int:
+        return -(-size // _LANES) * _LANES
+
+    def read(self, stored: torch.Tensor, start: int, dense: torch.Tensor) -> None:
+        dense.copy_(stored[:, start : start + dense.shape[1], : dense.shape[2]])
+
+    def write(self, stored: torch.Tensor, start: int, dense: torch.Tensor) -> None:
+        stored[:, start : start + dense.shape[1], : dense.shape[2]] = dense
+
+
 class _PackedKeys:
     """Blocks of 64 positions, ordered by pairs of elements, as ``SwarmMatrix`` orders outputs and inputs."""
 
@@ -120,11 +135,18 @@ PLAIN = _PLAIN, _PLAIN
 _PACKED_KEYS: Layout = _PackedKeys()
 _PACKED_VALUES: Layout = _PackedValues()
 PACKED = _PACKED_KEYS, _PACKED_VALUES  # as ``SwarmCache`` of kernels.h
+_ROWS: Layout = _Rows()
+LATENT = _ROWS, _PLAIN
 
 
-def choose_layouts(like: torch.Tensor) -> tuple[Layout, Layout]:
-    """Return the layouts of keys and values with this dtype and device: packed where our kernels compute attention."""
-    return PACKED if uses_native(like.device, like.dtype) else PLAIN
+def choose_layouts(like: torch.Tensor, value_size: int) -> tuple[Layout, Layout]:
+    """Return the layouts of keys and values with this dtype and device: packed where our kernels compute attention.
+
+    Latents are keys with values of size 0.
+    """
+    if not uses_native(like.device, like.dtype):
+        return PLAIN
+    return PACKED if value_size else LATENT
 
 
 def uses_native(device: torch.device, dtype: torch.dtype) -> bool:

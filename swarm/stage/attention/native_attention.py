@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +14,7 @@ from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import Span
 from swarm.stage.attention.kernel_args import NativeBatch, NativeSpan, RackBatch, native_cache, native_options
 from swarm.stage.attention.passes import ForwardPass
-from swarm.stage.attention.racks import Rack
+from swarm.stage.attention.racks import LayerBuffer, Rack
 from swarm.stage.native import cores
 
 if TYPE_CHECKING:
@@ -31,9 +31,10 @@ def attend_native(
     layer: int,
     parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     how: AttentionOptions,
+    find_buffer: Callable[[Rack], LayerBuffer],
 ) -> torch.Tensor:
     """Write keys and values, and attend. ``parts`` are queries, keys and values ``[tokens, heads, size]``. Tokens of no
-    sequence get zeros."""
+    sequence get zeros. ``find_buffer`` returns the layer's memory in a rack."""
     library = native.library()
     assert library is not None, "the caller has checked supports()"
     query, key, value = parts
@@ -50,14 +51,11 @@ def attend_native(
         query.shape[1],
     )
     for rack_batch in rack_batches(forward_pass):
-        slab = forward_pass.arena.ensure_buffer(
-            rack_batch.rack, layer, key[:1].transpose(0, 1), value[:1].transpose(0, 1)
-        )
-        spans = rack_batch.spans
+        cache, spans = native_cache(find_buffer(rack_batch.rack), value.shape[2]), rack_batch.spans
         status = library.swarm_attend(
             spans,
             len(spans),
-            ctypes.byref(native_cache(slab)),
+            ctypes.byref(cache),
             ctypes.byref(batch),
             ctypes.byref(options),
             cores.num_threads(),

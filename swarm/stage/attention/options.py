@@ -25,6 +25,16 @@ class Reach:
 
 
 @dataclass(frozen=True, slots=True)
+class Latents:
+    """Keys whose first ``value_size`` numbers are their values, too, stored once: as one of the ``num_heads`` key heads
+    of a layer."""
+
+    value_size: int
+    head: int = 0
+    num_heads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionOptions:
     """Parameters of attention: what scores go through before they become weights."""
 
@@ -37,6 +47,7 @@ class AttentionOptions:
     # Falcon's ALiBi: slopes count from position 0, position and product are rounded to bfloat16, and then scaled by
     # this; None: not rounded.
     rounded: float | None = None
+    latents: Latents | None = None  # whether values are the first numbers of the keys, as these
 
     @property
     def reach(self) -> Reach:

@@ -15,7 +15,8 @@ from swarm.wire.messages import LayerRange
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """Key heads of a layer, and the sizes of one key and one value."""
+    """Key heads of a layer, and the sizes of one key and one value. Values of size 0 are the first numbers of the
+    keys, which are then latents."""
 
     heads: int
     key_size: int
@@ -104,17 +105,27 @@ class LayerBuffer:
     values: torch.Tensor
     sizes: tuple[int, int]  # of one key, and of one value
     layouts: tuple[Layout, Layout]  # of the keys, and of the values
-    pages: tuple[mmap.mmap, ...]  # the mappings under the two tensors; empty on other devices
+    pages: tuple[mmap.mmap, ...]  # the mappings under the ``tensors``; empty on other devices
 
     @property
     def shape(self) -> KvShape:
         return KvShape(self.keys.shape[1], *self.sizes)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Keys and values; only the keys of latents."""
+        return (self.keys, self.values) if self.sizes[1] else (self.keys,)
 
     def resize(self, positions: int, num_kept: int) -> LayerBuffer:
         """Return another buffer of one slot for this many positions, with the first ``num_kept`` of this one."""
         resized = new_buffer(1, positions, self.shape, self.keys)
         resized.region(0).copy_from(self.region(0), num_kept)
         return resized
+
+    def only_head(self, head: int) -> LayerBuffer:
+        """Return the same memory as a layer with one of its key heads."""
+        heads = slice(head, head + 1)
+        return replace(self, keys=self.keys[:, heads], values=self.values[:, heads])
 
     def cut(self, positions: int) -> LayerBuffer:
         """Return the first positions of the same memory."""
@@ -127,9 +138,9 @@ class LayerBuffer:
     def region(self, slot: int) -> Region:
         return Region(self.keys[slot], self.values[slot], self.sizes, self.layouts)
 
-    def parts(self, slot: int, start: int, stop: int) -> tuple[SlotPart, SlotPart]:
-        """Return the memory of the keys and of the values from ``start`` to ``stop``, where units begin."""
-        keys, values = (
+    def parts(self, slot: int, start: int, stop: int) -> tuple[SlotPart, ...]:
+        """Return the memory of each of the ``tensors`` from ``start`` to ``stop``, where units begin."""
+        return tuple(
             SlotPart(
                 tensor.data_ptr()
                 + (slot * tensor.stride(0) + start // layout.unit * tensor.stride(2)) * tensor.itemsize,
@@ -137,22 +148,21 @@ class LayerBuffer:
                 tensor.shape[1],
                 (stop - start) // layout.unit * tensor.stride(2) * tensor.itemsize,
             )
-            for tensor, layout in zip((self.keys, self.values), self.layouts, strict=True)
+            for tensor, layout in zip(self.tensors, self.layouts, strict=False)
         )
-        return keys, values
 
     def clear(self, slot: int, *, is_mapped: bool = False) -> None:
         """Give a slot's pages back to the operating system; they read as zeros afterwards.
 
         ``is_mapped``: whether a file's pages may be mapped over some of them. Raises ``OSError`` if they stay mapped.
         """
-        for tensor, pages in zip((self.keys, self.values), self.pages, strict=True):
+        for tensor, pages in zip(self.tensors, self.pages, strict=True):
             size = tensor.stride(0) * tensor.itemsize
             _give_back(tensor, pages, slot * size, size, is_mapped=is_mapped)
 
     def free_from(self, slot: int, position: int, *, is_mapped: bool = False) -> None:
         """Give back the slot's pages that hold only positions from ``position`` on. Raises ``OSError`` as ``clear``."""
-        for tensor, layout, pages in zip((self.keys, self.values), self.layouts, self.pages, strict=True):
+        for tensor, layout, pages in zip(self.tensors, self.layouts, self.pages, strict=False):
             units = -(-position // layout.unit)
             for head in range(tensor.shape[1]):
                 begin = (slot * tensor.stride(0) + head * tensor.stride(1)) * tensor.itemsize
@@ -209,7 +219,7 @@ def _give_back(tensor: torch.Tensor, pages: mmap.mmap, start: int, size: int, *,
 
 def new_buffer(num_slots: int, positions: int, shape: KvShape, like: torch.Tensor) -> LayerBuffer:
     """Return a layer of a rack: slots that read as zeros, for keys and values of the dtype and device of ``like``."""
-    sizes, layouts = (shape.key_size, shape.value_size), choose_layouts(like)
+    sizes, layouts = (shape.key_size, shape.value_size), choose_layouts(like, shape.value_size)
     shapes = [
         (num_slots, shape.heads, positions // layout.unit, layout.numbers(size))
         for layout, size in zip(layouts, sizes, strict=True)
@@ -223,9 +233,9 @@ def new_buffer(num_slots: int, positions: int, shape: KvShape, like: torch.Tenso
 def _allocate(
     shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, mmap.mmap | None]:
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device), None
     num_elements = shape[0] * shape[1] * shape[2] * shape[3]
+    if device.type != "cpu" or not num_elements:
+        return torch.zeros(shape, dtype=dtype, device=device), None
     # Each slot begins on a page, so that it can be given back separately. Cells and sizes ensure that without padding
     # for all but tiny heads.
     place_bytes = num_elements // shape[0] * dtype.itemsize

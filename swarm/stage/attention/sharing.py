@@ -75,7 +75,7 @@ class SharedPages:
     file: PageFile
     start: int
     unit: int  # positions of a chunk
-    layers: dict[int, tuple[_FilePart, _FilePart]] = field(default_factory=dict)  # keys and values by layer
+    layers: dict[int, tuple[_FilePart, ...]] = field(default_factory=dict)  # keys, and values if any, by layer
     num_slots: list[int] = field(default_factory=list)  # slots over which each chunk is mapped
 
     @classmethod
@@ -83,8 +83,7 @@ class SharedPages:
         """Return a new run, with room for as many positions as the slots of these buffers have."""
         pages = cls(file, start, unit)
         for layer, buffer in buffers.items():
-            keys, values = (pages._reserve(part) for part in buffer.parts(0, start, start + unit))
-            pages.layers[layer] = keys, values
+            pages.layers[layer] = tuple(pages._reserve(part) for part in buffer.parts(0, start, start + unit))
         return pages
 
     def _reserve(self, chunk: SlotPart) -> _FilePart:
@@ -218,5 +217,5 @@ def chunk_positions(shapes: Iterable[KvShape], layouts: tuple[Layout, Layout], i
 
 def is_on_pages(buffers: Iterable[LayerBuffer]) -> bool:
     """Whether every head of these layers begins on a page."""
-    tensors = (tensor for buffer in buffers for tensor in (buffer.keys, buffer.values))
+    tensors = (tensor for buffer in buffers for tensor in buffer.tensors)
     return all(tensor.stride(1) * tensor.itemsize % mmap.PAGESIZE == 0 for tensor in tensors)

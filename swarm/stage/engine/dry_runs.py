@@ -49,7 +49,7 @@ def warm_up(stage: Stage, manifest: Manifest) -> WarmUp:
     arena.open(0, max(start + count for start, count, _ in _FIRST_STEPS))
     chance, left_to_torch = np.random.default_rng(7), set[str]()
     for start, count, compared in _FIRST_STEPS:
-        hidden = None if stage.has_embedding else chance.standard_normal((count, manifest.hidden_size), np.float32)
+        hidden = None if stage.has_embedding else chance.standard_normal((count, manifest.row_width), np.float32)
         tokens = chance.integers(0, manifest.vocab_size, count)
         batch = Batch((Row(0, start, count, stage.has_head),), tokens, hidden, ())
         with portability.watch_operations() as operations:
@@ -60,11 +60,11 @@ def warm_up(stage: Stage, manifest: Manifest) -> WarmUp:
     return WarmUp(left_to_torch, arena.shapes(0))
 
 
-def test_device(stage: Stage, hidden_size: int, threads: int, progressed: Callable[[], None]) -> None:
+def test_device(stage: Stage, row_width: int, threads: int, progressed: Callable[[], None]) -> None:
     """Compute a few positions in one pass and in several. Raise ``DeviceError`` unless both give the same finite
     numbers."""
     num = sum(_TEST_CHUNKS)
-    hidden = np.random.default_rng(1).standard_normal((num, hidden_size)).astype(np.float32)
+    hidden = np.random.default_rng(1).standard_normal((num, row_width)).astype(np.float32)
 
     def compute(*counts: int) -> torch.Tensor:
         arena, at, found = KvArena(stage.device), 0, []

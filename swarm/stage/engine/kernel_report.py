@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
@@ -15,7 +14,7 @@ from swarm.stage.attention import native_attention
 from swarm.stage.attention.grid import CELL
 from swarm.stage.engine.kv_transfers import shape_in_config
 from swarm.stage.matmul import experts, linears, proofs
-from swarm.stage.matmul.elementwise import is_activation
+from swarm.stage.matmul.probe import Proof
 from swarm.stage.matmul.raw_matmul import raw_matrices
 from swarm.stage.model import program
 from swarm.stage.model.build import ModelSkeleton, Stage
@@ -43,10 +42,9 @@ def describe_kernels(
     kind had the same bits cut into stages as whole.
     """
     modules = [module for root in roots for module in root.modules()]
-    has_experts, applies_elementwise = _find_features(skeleton)
     products = ", ".join([_describe_linears(skeleton, modules), *_describe_formats(skeleton, formats)])
     parts = [f"linears {products}", f"attention {_describe_attention(skeleton)}"]
-    if has_experts:
+    if _has_experts(skeleton):
         parts.insert(1, f"experts {_describe_experts(skeleton)}")
     exact = (
         same_bits_when_cut
@@ -54,7 +52,6 @@ def describe_kernels(
         and all(map(_is_exact, modules))
         and _is_attention_exact(skeleton)
     )
-    exact = exact and not applies_elementwise
     dtype = str(skeleton.dtype).removeprefix("torch.")
     parts.append(_bits_owner(skeleton, left_to_torch))
     notes = f" (not Swarm's own: {native.unavailable_reason()})" if _could_be_native(skeleton) else ""
@@ -63,13 +60,10 @@ def describe_kernels(
 
 
 @lru_cache(maxsize=2)
-def _find_features(skeleton: ModelSkeleton) -> tuple[bool, bool]:
-    """Return whether the model has experts, which are stored as a three-dimensional parameter, and whether a module of
-    it applies an elementwise function itself. A worker that takes layers over has no time for looking at all modules
-    again."""
-    model = skeleton.model
-    has_experts = any(parameter.ndim == 3 for parameter in model.parameters())
-    return has_experts, any(_applies_elementwise(module) for module in model.modules())
+def _has_experts(skeleton: ModelSkeleton) -> bool:
+    """Whether the model has experts, which are stored as a three-dimensional parameter. A worker that takes layers over
+    has no time for looking at all modules again."""
+    return any(map(_holds_experts, skeleton.model.modules()))
 
 
 def describe_bits(
@@ -142,27 +136,20 @@ def _is_exact(module: torch.nn.Module) -> bool:
     """Whether the bits of this module's own products are independent of the other rows."""
     if isinstance(module, linears.KERNELS):
         return module.exact
-    if any(parameter.ndim == 3 for parameter in module.parameters(recurse=False)):
+    if _holds_experts(module):
         return hasattr(module, "is_transposed") and experts.is_exact(module)
     return not any(matrix.doubts for matrix in raw_matrices(module))
 
 
+def _holds_experts(module: torch.nn.Module) -> bool:
+    """Whether the module has matrices of several experts. Weights of a convolution have as many dimensions."""
+    is_convolution = isinstance(module, torch.nn.Conv1d)
+    return not is_convolution and any(parameter.ndim == 3 for parameter in module.parameters(recurse=False))
+
+
 def _is_attention_exact(skeleton: ModelSkeleton) -> bool:
-    query, key, value = _empty_heads(skeleton)
-    return native_attention.supports(key) or attention.prove_attention(query, key, value)[0].exact
-
-
-# torch computes the remainder of a tensor with other instructions than the rest. Activations that are modules are
-# padded to avoid that (``elementwise``); an activation that a module calls as a function is not.
-_ELEMENTWISE = frozenset({"sigmoid", "silu", "gelu", "softplus", "logsigmoid"})
-
-
-def _applies_elementwise(module: torch.nn.Module) -> bool:
-    """Whether a module of the model itself applies an elementwise function to any number of rows."""
-    if is_activation(module):
-        return False
-    forward = inspect.unwrap(type(module).forward)
-    return inspect.isfunction(forward) and not _ELEMENTWISE.isdisjoint(forward.__code__.co_names)
+    key = torch.empty(0, dtype=skeleton.dtype, device=skeleton.device)
+    return native_attention.supports(key) or _prove_attention(skeleton).exact
 
 
 def _could_be_native(skeleton: ModelSkeleton) -> bool:
@@ -170,25 +157,26 @@ def _could_be_native(skeleton: ModelSkeleton) -> bool:
 
 
 def _describe_experts(skeleton: ModelSkeleton) -> str:
-    every = [part for part in skeleton.model.modules() if any(p.ndim == 3 for p in part.parameters(recurse=False))]
+    every = [part for part in skeleton.model.modules() if _holds_experts(part)]
     if skeleton.kernel is NativeLinear and all(own_experts.gate_function(part) is not None for part in every):
         return "native, by group"
     return f"{linears.PlainLinear.name}, one by one"
 
 
 def _describe_attention(skeleton: ModelSkeleton) -> str:
-    query, key, value = _empty_heads(skeleton)
-    if native_attention.supports(key):
+    if native_attention.supports(torch.empty(0, dtype=skeleton.dtype, device=skeleton.device)):
         return "native"
     # Where long sums are split over threads, another number of threads gives other bits.
-    threads = attention.prove_attention(query, key, value)[0].threads
+    threads = _prove_attention(skeleton).threads
     by = f" by {' or '.join(map(str, threads))} threads" if threads else ""
     return f"torch on cells of {CELL}{by}"
 
 
-def _empty_heads(skeleton: ModelSkeleton) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return queries, keys and values for zero tokens."""
-    shape, num = shape_in_config(skeleton.config), skeleton.config.get_text_config().num_attention_heads
+def _prove_attention(skeleton: ModelSkeleton) -> Proof:
+    """Return the proof for torch's attention with the model's heads."""
+    config, shape = skeleton.config.get_text_config(), shape_in_config(skeleton.config)
+    num = getattr(config, "num_attention_heads", 1)  # models without attention have none
     like = torch.empty(0, dtype=skeleton.dtype, device=skeleton.device)
-    key = like.new_empty(0, shape.heads, shape.key_size)
-    return like.new_empty(0, num, shape.key_size), key, key
+    query, key = (like.new_empty(0, heads, shape.key_size) for heads in (num, shape.heads))
+    value = key[..., : shape.value_size or config.kv_lora_rank]
+    return attention.prove_attention(query, key, value, is_latent=not shape.value_size)[0]

@@ -24,6 +24,7 @@ class KvTransfers:
     def __init__(self, arena: KvArena, manifest: Manifest, skeleton: ModelSkeleton) -> None:
         self._arena = arena
         self._per_token = manifest.kv_bytes_per_token
+        self._has_states = manifest.state_stride > 0  # sequences begin with states only where all layers have them
         self._dtype, self._device = skeleton.dtype, skeleton.device
         self._dtype_name = cast("KvDtype", manifest.dtype)
         self._config = skeleton.config
@@ -38,10 +39,10 @@ class KvTransfers:
         mappings that may take; zeros if they can't."""
         shapes = [self._shapes.get(layer) for layer in range(layers.first, layers.stop)]
         known = [shape for shape in shapes if shape is not None]
-        if not self._arena.can_share or len(known) < len(shapes):
+        if not self._arena.can_share or self._has_states or len(known) < len(shapes):
             return 0, 0
         like = torch.empty(0, dtype=self._dtype, device=self._device)
-        unit = chunk_positions(known, choose_layouts(like), like.itemsize)
+        unit = chunk_positions(known, choose_layouts(like, known[0].value_size), like.itemsize)
         return unit, max_ranges() // (2 * sum(shape.heads for shape in known))
 
     def read(self, sequence: int, layers: LayerRange, start: int, stop: int) -> KvData:
@@ -82,6 +83,8 @@ class KvTransfers:
 def shape_in_config(config: Any, layer: int = 0) -> KvShape:
     """Return the shape that the model's configuration gives a layer."""
     text = config.get_text_config().per_layer_config[layer]
-    heads = int(text.num_attention_heads)
+    if getattr(text, "kv_lora_rank", None) is not None:
+        return KvShape(1, int(text.kv_lora_rank + text.qk_rope_head_dim), 0)
+    heads = int(getattr(text, "num_attention_heads", 1))
     size = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
     return KvShape(int(getattr(text, "num_key_value_heads", None) or heads), size, size)

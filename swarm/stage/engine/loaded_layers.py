@@ -1,21 +1,25 @@
 """Layers in memory: those of the active stage, of the next one, and standby layers.
 
 One thread loads layers while another one computes with the active stage. So a dict of modules is never changed, only
-replaced.
+replaced. Adapters are added to all of them: not while layers are loading (``loading``), which get them as they load.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+
+from torch.nn import Module
 
 from swarm.errors import IllegalMove, ModelError
 from swarm.stage.engine.memory_plan import MemoryPlan
 from swarm.stage.executor import Progress, StopCheck
-from swarm.stage.model.build import Stage
+from swarm.stage.model.adapter_folder import AdapterFolder
+from swarm.stage.model.build import Stage, add_adapter, drop_adapters
 from swarm.stage.model.loading import Modules, StageLoader
 from swarm.stage.native.memory import release_free_memory
-from swarm.wire.messages import LayerRange, layers_of, to_ranges
+from swarm.wire.messages import LayerRange, Manifest, layers_of, to_ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,7 @@ class ActiveStage:
 
     stage: Stage
     standby: frozenset[int]  # layers for which memory is reserved
+    kv_positions: int  # that fit; adapters that are loaded later take nothing of them
     parts: dict[LayerRange, Stage] = field(default_factory=dict)  # stages of some of its layers, for replays
 
 
@@ -36,6 +41,7 @@ class LoadedLayers:
         self.active: ActiveStage | None = None
         self._prepared: ActiveStage | None = None  # not active yet
         self._standby: dict[int, Modules] = {}  # by layer
+        self.loading = threading.Lock()  # held from the first look at what is loaded until the new layers are listed
 
     @property
     def standby(self) -> frozenset[int]:
@@ -58,16 +64,18 @@ class LoadedLayers:
         self._memory.check_weights((layers, *to_ranges(standby - layers_of((layers,)))))
         return self._loader.load(layers, self.modules, progress)
 
-    def set_prepared(self, stage: Stage, standby: frozenset[int]) -> None:
-        """Make this the next stage."""
-        self._prepared = ActiveStage(stage, standby)
+    def set_prepared(self, stage: Stage, standby: frozenset[int]) -> int:
+        """Make this the next stage, and return the positions that fit into it."""
+        self._prepared = ActiveStage(stage, standby, self._memory.kv_positions(stage.layers, standby))
+        return self._prepared.kv_positions
 
     def activate(self, layers: LayerRange, kept: frozenset[int]) -> None:
         """Make the next stage the active one, and keep these standby layers; or check that it is active already."""
         if self._prepared is not None and self._prepared.stage.layers == layers:
-            loaded = self.modules
-            self.active, self._prepared = self._prepared, None
+            prepared, loaded = self._prepared, self.modules | self._prepared.stage.modules
             self._standby = {layer: self._loader.modules_of(layer, loaded) for layer in kept}
+            self.active = prepared  # before it stops being the next one, so that ``_all_modules`` misses none
+            self._prepared = None
             release_free_memory()
         elif self.active is None or self.active.stage.layers != layers:
             raise IllegalMove(f"layers {layers} were not prepared")
@@ -86,10 +94,41 @@ class LoadedLayers:
         for layer in sorted(wanted - self._standby.keys()):
             if stopped(to_ranges(self._standby)):
                 break
-            stage, _ = self._loader.load(LayerRange(layer, layer + 1), {}, progress)
-            warm_up(stage)
-            self._standby = self._standby | {layer: stage.modules}
+            with self.loading:
+                stage, _ = self._loader.load(LayerRange(layer, layer + 1), {}, progress)
+                warm_up(stage)
+                self._standby = self._standby | {layer: stage.modules}
         return to_ranges(self._standby)
+
+    def add_adapters(self, adapters: Sequence[AdapterFolder], manifest: Manifest) -> None:
+        """Add adapters to all layers, now and as they are loaded. ``manifest`` counts them. Raises ``ModelError``; then
+        none of them is there."""
+        with self.loading:
+            former, self._memory.manifest = self._memory.manifest, manifest
+            try:
+                for each in (self.active, self._prepared):
+                    if each is not None:
+                        self._memory.check_kept(each.stage.layers, each.standby, each.kv_positions)
+                for name, module in self._all_modules():
+                    for adapter in adapters:
+                        add_adapter(module, name, adapter)
+            except BaseException:
+                self.drop_adapters([adapter.key for adapter in adapters], former)
+                raise
+            keys = {adapter.key for adapter in adapters}
+            self._loader.adapters = (*(each for each in self._loader.adapters if each.key not in keys), *adapters)
+
+    def drop_adapters(self, keys: Collection[str], manifest: Manifest) -> None:
+        """Drop adapters from all layers. ``manifest`` does not count them any more."""
+        self._loader.adapters = tuple(each for each in self._loader.adapters if each.key not in keys)
+        for _, module in self._all_modules():
+            drop_adapters(module, keys)
+        self._memory.manifest = manifest
+
+    def _all_modules(self) -> list[tuple[str, Module]]:
+        """Return what is loaded, in an order in which nothing is missed that ``activate`` moves meanwhile."""
+        stages = [each.stage.modules for each in (self._prepared, self.active) if each is not None]
+        return [item for modules in (*stages, *self._standby.values()) for item in modules.items()]
 
     def drop_standby(self) -> None:
         self._standby = {}

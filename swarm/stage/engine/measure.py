@@ -115,6 +115,7 @@ class _LayerBench:
         sizes = WeightSizes(skeleton, formats)
         self._one_layer, self._several_layers = _stages(skeleton, formats, sizes)
         self._arena = KvArena(skeleton.device)
+        self._arena.states.is_measuring = True
         self._rows = min(_VOCABULARY, self._text.vocab_size)
         part = torch.full((self._rows, self._text.hidden_size), VALUE, dtype=skeleton.dtype, device=skeleton.device)
         self._table = part
@@ -239,7 +240,7 @@ class _LayerBench:
 
     def _pass(self, stage: Stage, rows: tuple[Row, ...], threads: int) -> Callable[[], object]:
         num = sum(row.count for row in rows)
-        hidden = np.full((num, self._text.hidden_size), VALUE, np.float32)
+        hidden = np.full((num, self._skeleton.row_width), VALUE, np.float32)
         batch = Batch(rows, np.zeros(num, np.int64), hidden, ())
         return lambda: run_batch(stage, self._arena, batch, threads=threads)
 

@@ -8,9 +8,10 @@ from typing import Final
 
 from swarm.errors import ModelError
 from swarm.stage.attention.grid import GRID
-from swarm.wire.messages import LayerRange, Manifest, layers_of, to_ranges
+from swarm.wire.messages import LayerRange, Manifest, count_reserved, layers_of, to_ranges
 
 _MAX_KV_BYTES: Final = 64 << 30  # upper bound of keys and values
+_MAX_POSITIONS: Final = 1 << 40  # limit of layers that keep nothing of a position
 
 
 @dataclass(slots=True)
@@ -21,6 +22,7 @@ class MemoryPlan:
     manifest: Manifest
     memory_bytes: int
     kv_share: float
+    max_sequences: int = 0  # for whose states memory is reserved, if there is enough
 
     def standby_bytes(self, standby: Iterable[int]) -> int:
         """Return the bytes of the weights of standby layers."""
@@ -35,9 +37,26 @@ class MemoryPlan:
         return min(_MAX_KV_BYTES, int(free_bytes * self.kv_share))
 
     def kv_positions(self, layers: LayerRange, standby: frozenset[int]) -> int:
-        """Return the positions that fit into a stage."""
+        """Return the positions that fit into a stage, beside the states of its sequences."""
         per_token = sum(self.manifest.kv_bytes_per_token[layers.first : layers.stop])
-        return self.kv_budget(layers, standby) // per_token // GRID * GRID
+        states = self.num_sequences(layers, standby) * self.manifest.working_state_bytes(layers)
+        positions = max(0, self.kv_budget(layers, standby) - states) // per_token if per_token else _MAX_POSITIONS
+        return positions // GRID * GRID
+
+    def num_sequences(self, layers: LayerRange, standby: frozenset[int]) -> int:
+        """Return how many sequences a stage can hold."""
+        state_bytes = self.manifest.working_state_bytes(layers)
+        return count_reserved(state_bytes, self.kv_budget(layers, standby), self.max_sequences)
+
+    def check_kept(self, layers: LayerRange, standby: frozenset[int], kv_positions: int) -> None:
+        """Raise ``ModelError`` unless a plan that holds this number of positions still fits beside its weights."""
+        per_token = sum(self.manifest.kv_bytes_per_token[layers.first : layers.stop])
+        weights = self.manifest.weight_bytes(layers) + self.standby_bytes(standby - layers_of((layers,)))
+        if (lacks := weights + kv_positions * per_token - self.memory_bytes) > 0:
+            raise ModelError(
+                f"this worker lacks {lacks / (1 << 20):.1f} MiB beside its layers, keys and values; drop another "
+                "adapter, or raise its memory limit"
+            )
 
     def check_weights(self, ranges: tuple[LayerRange, ...]) -> None:
         """Raise ``ModelError`` if the weights of these layers do not fit."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 import torch
@@ -17,8 +18,9 @@ from swarm.stage.model.build import DTYPES, ModelSkeleton
 from swarm.stage.model.checkpoint import Checkpoint
 from swarm.stage.model.loading import Modules
 from swarm.stage.model.weight_formats import find_formats
+from swarm.stage.modules.recurrent import has_attention, state_bytes
 from swarm.stage.native.linears import NativeLinear
-from swarm.wire.messages import Manifest
+from swarm.wire.messages import Manifest, add_layer_bytes
 
 log = get_logger(__name__)
 
@@ -78,18 +80,26 @@ class ModelKernels:
             return num_bytes
         return int(num_bytes * self._checkpoint.packed_share(self._dtype_name))
 
+    def add_states(self, manifest: Manifest) -> Manifest:
+        """Return the manifest with the sizes of the layers' states."""
+        layers: Any = self.skeleton.model.get_submodule(self.skeleton.parts.layers)
+        sizes = state_bytes(layers)
+        return manifest.with_states(sizes, tuple(map(has_attention, layers))) if sizes else manifest
+
     def add_adapters(self, manifest: Manifest, adapters: Sequence[AdapterFolder]) -> Manifest:
         """Return the manifest with these adapters. Raises ``ModelError`` if one can't change this model."""
-        if adapters and not self.are_own:
+        sizes = add_layer_bytes(manifest.layer_bytes, map(self.adapter_bytes, adapters))
+        assets = tuple(adapter.asset() for adapter in adapters)
+        return msgspec.structs.replace(manifest, layer_bytes=sizes, adapters=assets)
+
+    def adapter_bytes(self, adapter: AdapterFolder) -> tuple[int, ...]:
+        """Return the memory that an adapter takes, by layer. Raises ``ModelError`` if it can't change this model."""
+        if not self.are_own:
             why = native.unavailable_reason() or f"they do not compute in {self._dtype_name} on {self._device}"
             raise ModelError(f"adapters need Swarm's kernels, which this worker can't use ({why})")
-        layers, sizes = self.skeleton.parts.layers, list(manifest.layer_bytes)
-        for adapter in adapters:
-            adapter.check_model(self.skeleton.model, layers)
-            more = adapter.layer_bytes(layers, len(sizes), self.skeleton.dtype.itemsize)
-            sizes = [size + added for size, added in zip(sizes, more, strict=True)]
-        assets = tuple(adapter.asset() for adapter in adapters)
-        return msgspec.structs.replace(manifest, layer_bytes=tuple(sizes), adapters=assets)
+        layers = self.skeleton.parts.layers
+        adapter.check_model(self.skeleton.model, layers)
+        return tuple(adapter.layer_bytes(layers, self.skeleton.num_layers, self.skeleton.dtype.itemsize))
 
     def add_left_to_torch(self, operations: Iterable[str]) -> None:
         """Record operations of loaded layers that torch computes as the processor decides."""

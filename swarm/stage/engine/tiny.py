@@ -33,7 +33,9 @@ _LIMITS = {
     **dict.fromkeys(("hidden_size_per_layer_input", "laurel_rank", "gated_norm_rank", "adapter_rank"), 16),
     **dict.fromkeys(("kv_lora_rank", "o_lora_rank"), 32),
     "q_lora_rank": 48,
-    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k"), 2),
+    **dict.fromkeys(
+        ("num_experts_per_tok", "top_k_experts", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k"), 2
+    ),
     **dict.fromkeys(("n_group", "num_expert_group", "zero_expert_num"), 2),
     **dict.fromkeys(("sliding_window", "sliding_window_size", "attention_window_size", "window_size"), 40),
     "attention_chunk_size": 64,
@@ -62,6 +64,7 @@ _PAIRS = {"short_factor", "long_factor"}  # lists with a number per rotated pair
 _LAYER_LISTS = {"moe_layers", "full_attn_idxs", "mlp_only_layers", "hybrid_layer_ids"}
 _FIRST_LAYERS = {"first_k_dense_replace", "num_dense_layers", "max_window_layers", "moe_layer_start_index"}
 _LAST_LAYERS = {"num_kv_shared_layers"}
+_PERIODS = {"attn_layer_period", "expert_layer_period"}  # of layers of a kind: the first layers have all kinds
 
 
 def tiny_config(config: Any) -> Any:
@@ -113,7 +116,10 @@ class _Settings:
                 *(layer < self._number - value for value in last.values()),
             )
 
+        periods = self._find(_PERIODS, int)
         chosen = _choose([kind(layer) for layer in range(self._number)])
+        if periods:
+            chosen = list(range(min(self._number, max(periods.values()))))
         self.values[self._stored.get("num_hidden_layers", "num_hidden_layers")] = len(chosen)
         for name, value in each.items():
             self.values[name] = [value[layer] for layer in chosen]
@@ -156,6 +162,8 @@ class _Settings:
         mamba = next((name for name in _MAMBA_HEADS if self.values.get(name)), None)
         if mamba:
             self._shrink_mamba(mamba, few_width)
+        elif self._get("expand") and self._get("num_heads"):  # Mamba-2's own names
+            self.values |= {"num_heads": 4, "head_dim": few_width * self._get("expand") // 4}
 
     def _size_factor(self, size: int) -> int:
         """Return the power of two by which head sizes are divided: all stay whole, and rotated parts even."""

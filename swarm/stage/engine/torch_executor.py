@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import psutil
 import torch
 
@@ -34,7 +35,7 @@ from swarm.stage.engine.prompt_logprobs import BatchPromptLogprobs, compute_prom
 from swarm.stage.engine.rechecks import Rechecker
 from swarm.stage.engine.vectors import BatchVectors, VectorPool
 from swarm.stage.executor import Batch, Capacity, FenceRaised, ForwardResult, KvData, Progress, StopCheck
-from swarm.stage.model.adapter_folder import open_adapters
+from swarm.stage.model.adapter_folder import AdapterFolder, open_adapters
 from swarm.stage.model.build import Stage, choose_dtype
 from swarm.stage.model.checkpoint import Checkpoint
 from swarm.stage.model.loading import StageLoader, log_fetching
@@ -43,7 +44,17 @@ from swarm.stage.model.vision_tower import ImageRows
 from swarm.stage.native import cores
 from swarm.stage.native.memory import release_free_memory
 from swarm.stage.quantization.at_load import AS_STORED, Quantization
-from swarm.wire.messages import KV_SHARE, LayerCost, LayerRange, Manifest, layers_of, to_ranges
+from swarm.wire.messages import (
+    KV_SHARE,
+    STATE_STRIDE,
+    AdapterEntry,
+    LayerCost,
+    LayerRange,
+    Manifest,
+    add_layer_bytes,
+    layers_of,
+    to_ranges,
+)
 
 
 @dataclass(slots=True)
@@ -108,17 +119,19 @@ class TorchExecutor:
         opened = open_adapters(adapters)  # before the model's kernels, which take seconds
         self._kernels = ModelKernels(self._checkpoint, self._device, self._dtype_name)
         self._skeleton, self._source = self._kernels.skeleton, self._kernels.source
-        self._manifest = self._kernels.add_adapters(self._checkpoint.manifest(self._dtype_name), opened)
+        manifest = self._kernels.add_states(self._checkpoint.manifest(self._dtype_name))
+        self._manifest = self._kernels.add_adapters(manifest, opened)
         self._loader = StageLoader(self._checkpoint, self._manifest, self._skeleton, self._source, opened)
         memory_bytes = self.scale_memory(memory_limit if memory_limit is not None else free_memory(self._device))
         self._memory = MemoryPlan(self._manifest, memory_bytes, kv_share)
-        self._arena = KvArena(self._device)
+        self._arena = KvArena(self._device, self._manifest.state_stride or STATE_STRIDE)
         self._transfers = KvTransfers(self._arena, self._manifest, self._skeleton)
         self._clock = make_clock(self._device)
         self._layers = LoadedLayers(self._loader, self._memory)
         self._rechecker = Rechecker(
             self._device, lambda layers: self._loader.build_resident(layers, self._layers.modules)
         )
+        self._adapters: dict[str, tuple[int, ...]] = {}  # memory by layer of those loaded at run time; by key
         self._counters = _Counters()
         self._cache_stats = CacheStats()
         self._vectors = VectorPool()
@@ -168,7 +181,7 @@ class TorchExecutor:
     def weight_bytes(self) -> int:
         """Bytes of all loaded weights."""
         active = self._layers.active
-        return self.standby_bytes + (0 if active is None else self._manifest.weight_bytes(active.stage.layers))
+        return self.standby_bytes + (0 if active is None else self._memory.manifest.weight_bytes(active.stage.layers))
 
     @property
     def standby_bytes(self) -> int:
@@ -187,14 +200,17 @@ class TorchExecutor:
     ) -> Capacity:
         began = time.perf_counter()
         standby_layers = layers_of(standby)
-        stage, new = self._layers.load_stage(layers, standby_layers, progress)
-        loaded = time.perf_counter()
-        warm_up_s = sum(self._warm_up_stage(self._loader.build_slice(stage, part)) for part in to_ranges(new))
-        self._layers.set_prepared(stage, standby_layers)
+        with self._layers.loading:
+            stage, new = self._layers.load_stage(layers, standby_layers, progress)
+            loaded = time.perf_counter()
+            warm_up_s = sum(self._warm_up_stage(self._loader.build_slice(stage, part)) for part in to_ranges(new))
+            self._memory.max_sequences = max_sequences
+            kv_positions = self._layers.set_prepared(stage, standby_layers)
         kernels, bits = self._kernels.describe(stage.modules)
         share_unit, share_mappings = self._transfers.sharing(layers)
+        max_sequences = self._memory.num_sequences(layers, standby_layers)
         return Capacity(
-            kv_tokens=max(0, self._memory.kv_positions(layers, standby_layers) - max_sequences * self._arena.wasted),
+            kv_tokens=max(0, kv_positions - max_sequences * self._arena.wasted),
             max_sequences=max_sequences,
             load_s=loaded - began,
             warm_up_s=warm_up_s,
@@ -210,6 +226,29 @@ class TorchExecutor:
 
     def keep(self, ranges: tuple[LayerRange, ...], progress: Progress, stopped: StopCheck) -> tuple[LayerRange, ...]:
         return self._layers.keep(ranges, progress, stopped, self._warm_up_stage)
+
+    def load_adapters(self, entries: tuple[AdapterEntry, ...]) -> tuple[AdapterEntry, ...]:
+        opened: dict[AdapterEntry, AdapterFolder] = {}
+        for entry in entries:
+            adapter = AdapterFolder(entry.name, entry.source)
+            asset, sizes = adapter.asset(), self._kernels.adapter_bytes(adapter)
+            found = AdapterEntry(entry.name, entry.source, asset.digest, asset.num_bytes, sizes)
+            if entry.digest not in ("", found.digest):
+                raise ModelError(f"{entry.source} has other files here than the adapter {entry.name} of the swarm")
+            adapter.key = found.key
+            opened[found] = adapter
+        added = {found.key: found.layer_bytes for found in opened}
+        self._layers.add_adapters(tuple(opened.values()), self._adapted_manifest(self._adapters | added))
+        self._adapters = self._adapters | added
+        return tuple(opened)
+
+    def drop_adapters(self, keys: tuple[str, ...]) -> None:
+        self._adapters = {key: sizes for key, sizes in self._adapters.items() if key not in keys}
+        self._layers.drop_adapters(keys, self._adapted_manifest(self._adapters))
+
+    def _adapted_manifest(self, adapters: Mapping[str, tuple[int, ...]]) -> Manifest:
+        sizes = add_layer_bytes(self._manifest.layer_bytes, adapters.values())
+        return msgspec.structs.replace(self._manifest, layer_bytes=sizes)
 
     def activate(self, layers: LayerRange, kept: tuple[LayerRange, ...] = (), share_unit: int = 0) -> None:
         self._layers.activate(layers, layers_of(kept))
@@ -275,7 +314,7 @@ class TorchExecutor:
 
     def kv_capacity(self) -> int:
         active = self._layers.active
-        return 0 if active is None else self._memory.kv_positions(active.stage.layers, active.standby)
+        return 0 if active is None else active.kv_positions
 
     def kv_used(self) -> int:
         return self._arena.used
@@ -360,7 +399,7 @@ class TorchExecutor:
 
     def _check_adapters(self, batch: Batch) -> None:
         """Raise ``IllegalMove`` for an adapter that is not loaded: the row would silently be computed without it."""
-        for name in set(batch.adapters) - {""}:
+        for name in set(batch.adapters) - {"", *self._adapters}:
             if (problem := self._manifest.adapter_error(name)) is not None:
                 raise IllegalMove(problem)
 
@@ -433,7 +472,7 @@ class TorchExecutor:
 
     def test(self, progressed: Callable[[], None]) -> None:
         if self._layers.active is not None:
-            dry_runs.test_device(self._layers.active.stage, self._manifest.hidden_size, self.threads, progressed)
+            dry_runs.test_device(self._layers.active.stage, self._manifest.row_width, self.threads, progressed)
 
     def drop_spare(self) -> None:
         self._layers.drop_standby()
@@ -455,6 +494,7 @@ class TorchExecutor:
             "kv_used": self.kv_used(),
             "kv_capacity": self.kv_capacity(),
             "kv_copy_bytes": self.kv_copy_bytes(),
+            "state_bytes": self._arena.states.num_bytes,
             "kv_pages_kept": self._arena.num_pages_kept,
             "weight_bytes": self.weight_bytes,
             "standby_bytes": self.standby_bytes,

@@ -7,13 +7,19 @@ decide its last bits. Here every chunk is padded to a whole number of vectors.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 # Elements that torch processes in one iteration of a vector loop, for the widest vectors and the smallest elements.
 ALIGN = 64
 _GRAIN = 32768  # torch gives a thread at least this many elements
+# The functions whose remainders torch rounds differently; its tanh, exponential and logarithm have equal bits.
+_FUNCTIONS = frozenset({"sigmoid", "silu", "gelu", "softplus", "logsigmoid"})
 
 
 class AlignedActivation(torch.nn.Module):
@@ -25,6 +31,42 @@ class AlignedActivation(torch.nn.Module):
 
     def forward(self, tensor: torch.Tensor) -> torch.Tensor:
         return apply_aligned(self.function, tensor)
+
+
+class _AlignedCalls(TorchFunctionMode):
+    """Function mode in which this thread's calls of elementwise functions are aligned."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") not in _FUNCTIONS or not args or kwargs.get("inplace"):
+            return func(*args, **kwargs)
+        return apply_aligned(lambda tensor: func(tensor, *args[1:], **kwargs), args[0])
+
+
+def align_calls(module: torch.nn.Module) -> None:
+    """Align the elementwise functions that the module's own code calls, such as a router's sigmoid."""
+    kind: type = type(module)
+    if _calls_elementwise(kind):
+        module.forward = _align(module.forward)
+
+
+def _align(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(forward)
+    def aligned(*args: Any, **kwargs: Any) -> Any:
+        with _AlignedCalls():
+            return forward(*args, **kwargs)
+
+    return aligned
+
+
+@cache
+def _calls_elementwise(kind: type) -> bool:
+    """Whether a method of a model's module class calls an elementwise function."""
+    bases = (base for base in kind.__mro__ if base.__module__.startswith("transformers.models."))
+    methods = (inspect.unwrap(each) for base in bases for each in vars(base).values() if inspect.isfunction(each))
+    return any(not _FUNCTIONS.isdisjoint(method.__code__.co_names) for method in methods if inspect.isfunction(method))
 
 
 def apply_aligned(function: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:

@@ -18,9 +18,11 @@ from torch import nn
 
 from swarm.errors import ModelError
 from swarm.hub.headers import StoredTensor, read_header
+from swarm.hub.names import parse_name
 from swarm.stage.model.folder_files import read_json
 from swarm.stage.native.adapters import LowRank
 from swarm.stage.quantization.reading import read_tensor
+from swarm.version import with_extra
 from swarm.wire.messages import MAX_ADAPTERS, Asset
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -58,8 +60,10 @@ class _AdaptedModule:
 class AdapterFolder:
     """An adapter's folder. Raises ``ModelError`` with the file and the problem if it can't be served."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, source: str) -> None:
+        folder = _locate(source)
         self.name, self._folder = name, folder
+        self.key = name  # what rows have whose product it changes
         config = read_json(folder / CONFIG, "an adapter is a folder in peft's format")
         _check_config(folder, config)
         self._modules = _read_modules(folder, config)
@@ -114,6 +118,20 @@ class AdapterFolder:
             f"{self._described} changes {', '.join(sorted(modules))}, which can't be adapted in this kind of model; "
             "serve the merged weights"
         )
+
+
+def _locate(source: str) -> Path:
+    """Return an adapter's folder: a local one, or that of a name in the hub's cache, which is filled first."""
+    path, name = Path(source).expanduser(), parse_name(source)
+    if path.is_dir() or name is None or name.has_choice:
+        return path
+    try:
+        from swarm.hub.adapter_lookup import look_up_adapter  # noqa: PLC0415 (slow to load, and seldom needed)
+    except ImportError:
+        raise ModelError(
+            f"there is no directory {source}; to fetch it from a hub, install {with_extra('worker')}"
+        ) from None
+    return look_up_adapter(name)
 
 
 def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
@@ -174,7 +192,7 @@ def _pattern_value(config: Mapping[str, Any], patterns: str, default: str, modul
 
 
 def open_adapters(folders: Mapping[str, str]) -> tuple[AdapterFolder, ...]:
-    """Open the adapters in these folders, by name, in the order of their names. Raises ``ModelError``."""
+    """Open adapters by name, in the order of their names: from folders, or names on a hub. Raises ``ModelError``."""
     if len(folders) > MAX_ADAPTERS:
         raise ModelError(f"a swarm has at most {MAX_ADAPTERS} adapters, not {len(folders)}")
-    return tuple(AdapterFolder(name, Path(folders[name]).expanduser()) for name in sorted(folders))
+    return tuple(AdapterFolder(name, folders[name]) for name in sorted(folders))

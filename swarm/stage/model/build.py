@@ -10,9 +10,10 @@ the state of a run from the calling thread's :class:`~swarm.stage.attention.pass
 from __future__ import annotations
 
 import copy
+import dis
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,9 @@ from swarm.stage.attention import function as attention
 from swarm.stage.attention.passes import ForwardPass, current_pass, use_pass
 from swarm.stage.executor import FenceRaised
 from swarm.stage.matmul import experts, linears
-from swarm.stage.matmul.elementwise import AlignedActivation, is_activation
+from swarm.stage.matmul.elementwise import AlignedActivation, align_calls, is_activation
 from swarm.stage.matmul.raw_matmul import wrap_matrices
-from swarm.stage.model import older_kinds, program, recipes, text_models, vision_tower
+from swarm.stage.model import layer_inputs, older_kinds, program, recipes, text_models, vision_tower
 from swarm.stage.model.adapter_folder import AdapterFolder
 from swarm.stage.model.checkpoint import Checkpoint, HeadKind, is_classifier, read_architecture
 from swarm.stage.model.configuration import check_config, read_config, read_whole_config
@@ -41,7 +42,7 @@ from swarm.stage.model.kinds import check_folder
 from swarm.stage.model.portable_math import portable_math
 from swarm.stage.model.rope import RopeTable, is_rotary
 from swarm.stage.model.vision_tower import VisionTower
-from swarm.stage.modules import families, fused
+from swarm.stage.modules import families, fused, latents, recurrent
 from swarm.stage.modules.matrices import JoinedProducts, make_linear, name_outputs
 from swarm.stage.modules.reading import Matrix, RowKind, WeightReader
 from swarm.stage.native.linears import NativeLinear, NativeModule
@@ -111,6 +112,8 @@ class ModelSkeleton:
         self.device, self.dtype, self.rows = device, dtype, RowKind(dtype, int8_rows)
         self.config = check_config(config)
         self.model = _build_model(self.config, head)
+        recurrent.replace_recurrent(self.model)
+        latents.check_known(self.model)
         self.parts = find_parts(self.model)
         self.vision = vision
         if vision is not None:
@@ -118,6 +121,7 @@ class ModelSkeleton:
                 self.model.add_module(vision_tower.NAME, vision_tower.build_tower(whole))
             self.parts = replace(self.parts, embed=(*self.parts.embed, vision_tower.NAME))
         self.num_layers = len(self.model.get_submodule(self.parts.layers))
+        self.row_width = layer_inputs.RowLayout.of_config(self.config).width  # numbers that stages pass on by position
         widths = {part.in_features for part in self.model.modules() if isinstance(part, nn.Linear)}
         widths |= {part.nx for part in self.model.modules() if isinstance(part, Conv1D)}
         self.kernel = linears.choose_kernel(device, dtype, widths)
@@ -175,7 +179,7 @@ def _build_model(config: Any, head: HeadKind = "vocabulary") -> Any:
             what = "transformers has no model of this kind that continues a text, so it can't be served"
             raise ModelError(f"{type(config).__name__}: {what}") from None
         raise ModelError(f"{type(config).__name__}: transformers can't build this model ({_shorten(error)})") from None
-    if not model._supports_attention_backend and not older_kinds.is_replaced(model):
+    if not model._supports_attention_backend and not model._is_stateful and not older_kinds.is_replaced(model):
         raise ModelError(f"{type(model).__name__} has no pluggable attention in transformers, so it can't be served")
     if hasattr(config, "_experts_implementation"):
         model.config._experts_implementation_internal = experts.NAME
@@ -219,7 +223,8 @@ def find_parts(model: Any) -> ModelParts:
     if len(stacks) != 1:
         raise ModelError(f"{kind} has no single list of {num_layers} layers, so it can't be cut")
     weighty = [name for name, child in base.named_children() if name != stacks[0] and _has_weights(child)]
-    tail = order[order.index(stacks[0]) :] if decoder is None else decoder.after_layers
+    after = layer_inputs.AFTER_LAYERS.get(type(base).__name__) if decoder is None else decoder.after_layers
+    tail = order[order.index(stacks[0]) :] if after is None else after
     names = {id(module): name for name, module in model.named_modules()}
     output = None if hasattr(model, "score") else model.get_output_embeddings()
     if output is None and not isinstance(getattr(model, "score", None), nn.Linear):
@@ -250,12 +255,19 @@ class AbsentLayer(nn.Module):
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
+        self._num_others = max(0, _tuple_size(type(layer).forward) - 1)  # what the layer returns beside hidden states
         for name, value in vars(layer).items():
             if not name.startswith("_") and name not in vars(self):
                 setattr(self, name, value)
 
-    def forward(self, hidden_states: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
-        return hidden_states
+    def forward(self, hidden_states: torch.Tensor, *_: object, **__: object) -> Any:
+        return (hidden_states, *[None] * self._num_others) if self._num_others else hidden_states
+
+
+def _tuple_size(function: Any) -> int:
+    """Return how many values a function returns in a tuple at its end; 0 if it returns one value."""
+    *_, before, last = dis.get_instructions(inspect.unwrap(function))
+    return int(before.arg or 0) if before.opname == "BUILD_TUPLE" and last.opname == "RETURN_VALUE" else 0
 
 
 class WeightLoader:
@@ -277,6 +289,9 @@ class WeightLoader:
     def load_module(self, model: Any, name: str) -> None:
         """Read the weights of the module ``name`` in place; its ``Linear`` parts become kernels."""
         module = model.get_submodule(name)
+        for path, part in list(module.named_modules(prefix=name)):
+            if latents.is_latent(part):
+                latents.share_latents(part, self._reader(path), self._skeleton.kernel)
         if self._skeleton.kernel is NativeLinear:
             families.replace_modules(model, name, self._reader(name))
             module = model.get_submodule(name)
@@ -290,8 +305,10 @@ class WeightLoader:
         for path, part in list(module.named_modules(prefix=name)):
             self._simplify(model, path, part)
         module = model.get_submodule(name).eval()
+        for part in module.modules():
+            align_calls(part)
         for adapter in self._adapters:
-            _add_adapter(module, name, adapter)
+            add_adapter(module, name, adapter)
         release_free_memory()
 
     def _load_part(self, model: Any, path: str, part: nn.Module) -> None:
@@ -312,6 +329,8 @@ class WeightLoader:
             model.set_submodule(path, fused.RmsNorm(part.weight, part.variance_epsilon))
         elif is_rotary(part):
             model.set_submodule(path, RopeTable(part))
+        elif isinstance(part, recurrent.AdoptedParts):
+            part.prepare()
         elif fused.is_gated(part) and fused.can_fuse(part):
             model.set_submodule(path, fused.GatedMlp(part.gate_proj, part.up_proj, part.down_proj, part.act_fn))
 
@@ -351,7 +370,8 @@ class WeightLoader:
         for leaf, buffer in list(part.named_buffers(recurse=False)):
             if leaf not in part._non_persistent_buffers_set:
                 part._buffers[leaf] = self._read_tensor(f"{path}.{leaf}", buffer)
-        wrap_matrices(part)
+        if not isinstance(part, recurrent.AdoptedParts):
+            wrap_matrices(part)
 
     def _rebuild_buffers(self, model: Any, part: nn.Module) -> None:
         """Compute the buffers that are not stored, such as rotary frequencies, by the model's own initialisation."""
@@ -403,18 +423,29 @@ class WeightLoader:
             yield f"{parts.input_embedding}.weight"
 
 
-def _add_adapter(module: nn.Module, name: str, adapter: AdapterFolder) -> None:
+def add_adapter(module: nn.Module, name: str, adapter: AdapterFolder) -> None:
     """Add an adapter to the products of a loaded module. Raises ``ModelError`` if one that it changes is not there."""
     weights = adapter.read(f"{name}.")
     if not weights:
         return
     missing = set(weights)
+    for linear in _products(module):
+        missing -= linear.add_adapter(adapter.key, weights)
+    if missing:
+        raise adapter.unsupported(missing)
+
+
+def drop_adapters(module: nn.Module, keys: Collection[str]) -> None:
+    """Drop adapters from the products of a loaded module."""
+    for linear in _products(module):
+        linear.drop_adapters(keys)
+
+
+def _products(module: nn.Module) -> Iterator[NativeLinear]:
     for part in list(module.modules()):
         if isinstance(part, (NativeLinear, JoinedProducts)):
             for linear, _ in part.columns():
-                missing -= linear.add_adapter(adapter.name, weights)
-    if missing:
-        raise adapter.unsupported(missing)
+                yield linear
 
 
 def _check_shape(name: str, shape: torch.Size, expected: torch.Size) -> None:
@@ -458,6 +489,8 @@ class Stage:
         if self.has_embedding and skeleton.vision is not None:
             self.tower = VisionTower(self.modules[vision_tower.NAME], skeleton.vision)
             self._embedding = self._model.get_submodule(skeleton.parts.input_embedding)
+        for part in (self._model, self._base):
+            align_calls(part)
         stack = self._model.get_submodule(skeleton.parts.layers)
         # A program that runs the layers instead of their modules, or the reason why there is none.
         self.program, self.no_program_reason = recipes.write_program(
@@ -572,7 +605,7 @@ def _add_hooks(layer: nn.Module, index: int) -> None:
         if index != this.layers.stop - 1:
             return output
         if this.keep_rows is not None:
-            hidden = hidden[:, this.keep_rows]
+            hidden = hidden[..., this.keep_rows, :]
         this.output = hidden
         this.on_layers_done()
         return hidden if isinstance(output, torch.Tensor) else (hidden, *output[1:])

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -29,10 +29,10 @@ from swarm.stage.model.folder_files import RemoteWeights, read_json, read_tensor
 from swarm.stage.model.gguf_names import GgufTensor, sort_tensors, translate_names
 from swarm.stage.model.identity import compute_digest, compute_xxh3, describe_version, is_sampled
 from swarm.stage.model.location import ModelLocation
-from swarm.stage.model.sizes import MemorySizes
+from swarm.stage.model.sizes import MemorySizes, shared_sources
 from swarm.stage.model.text_tower import TEXT_ONLY, choose_names, is_multimodal
 from swarm.stage.model.vision import find_tower, read_vision
-from swarm.stage.quantization.at_load import AS_STORED, HEAD, INT8, Quantization
+from swarm.stage.quantization.at_load import AS_STORED, HEAD, INT8, LAYER, Quantization
 from swarm.stage.quantization.contents import check_contents
 from swarm.stage.quantization.formats import supports_int8
 from swarm.stage.quantization.search import find_quantized, read_quantization
@@ -43,7 +43,9 @@ from swarm.wire.messages.common import MAX_LAYERS
 _MAX_SIZE = (1 << 31) - 1  # upper bound of every size in a configuration
 _MAX_HEADS = 1 << 20  # upper bound of the number of heads, and of a head's size
 _HEAD_COUNTS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
-_USUAL_CONTEXT = {"bloom": 2048, "falcon": 2048}  # of kinds whose configurations may state none
+_WITHOUT_ATTENTION = ("mamba", "mamba2", "falcon_mamba")  # kinds with states between positions alone
+# Of kinds whose configurations may state none. Those without attention have no limit of their own.
+_USUAL_CONTEXT = {"bloom": 2048, "falcon": 2048} | dict.fromkeys(_WITHOUT_ATTENTION, 131072)
 # A model's head: over the vocabulary, over the labels of a classifier, or none.
 HeadKind = Literal["vocabulary", "scores", "none"]
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -55,6 +57,7 @@ _ASSETS = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
+    "chat_template.json",
     "generation_config.json",
 )
 
@@ -69,6 +72,11 @@ _TEXT_SETTINGS = {
     "max_position_embeddings",
 }
 
+# Kinds of text towers whose stages pass on more than hidden states (``layer_inputs``), and the settings that decide it.
+_WIDE_KINDS = {"gemma3n_text", "gemma4_text", "gemma4_unified_text"}
+_WIDE_SETTINGS = {"layer_types", "num_kv_shared_layers", "hidden_size_per_layer_input"}
+
+_PREDICTION = re.compile(r"(?:model\.)?mtp\.")
 _HUB_CACHE_FOLDER = re.compile(r"models--.+?--(?P<name>.+)")
 
 
@@ -94,7 +102,8 @@ class Checkpoint:
         settings, self._settings_file = read_quantization(folder, self.config, read_json)
         self.quantization = quantization
         self.is_multimodal = is_multimodal(self.config)
-        self.text_config = _read_text_config(folder, self.config) if self.is_multimodal else self.config
+        is_wide = self.config.get("model_type") in _WIDE_KINDS
+        self.text_config = _read_text_config(folder, self.config) if self.is_multimodal or is_wide else self.config
         self.gguf: dict[str, GgufTensor] | None = None
         # quantized matrices, by the names of a plain checkpoint; they are not in ``tensors``
         self.quantized: dict[str, StoredWeight]
@@ -103,7 +112,11 @@ class Checkpoint:
             tensors = dict(read_tensors(folder, remote))
             plain_name: Callable[[str], str | None] = choose_names(tensors) if self.is_multimodal else str
             tower = find_tower(self.config, tensors)
-            tensors = {name: tensor for name, tensor in tensors.items() if plain_name(name)}
+            tensors = {
+                name: tensor
+                for name, tensor in tensors.items()
+                if plain_name(name) and not self._is_of_prediction(name)
+            }
             self.quantized, self.tensors = find_quantized(settings, tensors)
         else:
             kind = str(gguf.metadata["general.architecture"])
@@ -123,6 +136,13 @@ class Checkpoint:
             self.quantized = {weight.name: weight for weight in renamed}
         self.tensors |= tower
         self.vision = read_vision(folder, self.config) if tower else None
+
+    def _is_of_prediction(self, name: str) -> bool:
+        """Whether a tensor predicts several tokens at once (MTP), which is not used: it belongs to a layer that is
+        stored after the model's own."""
+        layer, num_more = LAYER.search(name), self.text_config.get("num_nextn_predict_layers")
+        is_later = layer is not None and isinstance(num_more, int) and 0 <= int(layer[1]) - self.num_layers < num_more
+        return is_later or _PREDICTION.match(name) is not None
 
     @classmethod
     def at(cls, location: ModelLocation, quantization: Quantization = AS_STORED) -> Checkpoint:
@@ -158,16 +178,32 @@ class Checkpoint:
         return self._positive_setting(*names)
 
     @property
+    def _has_attention(self) -> bool:
+        """Whether the configuration has heads of attention. Models of states alone are counted as one small head."""
+        return self.text_config.get("model_type") not in _WITHOUT_ATTENTION
+
+    @property
     def num_kv_heads(self) -> int:
         if self.text_config.get("multi_query") and not self.text_config.get("new_decoder_architecture"):
             return 1  # Falcon, BigCode
+        if not self._has_attention:
+            return 1
         return self._positive_setting("num_key_value_heads", "num_kv_heads", *_HEAD_COUNTS, most=_MAX_HEADS)
 
     @property
     def head_size(self) -> int:
         if isinstance(self.text_config.get("head_dim"), int):
             return self._positive_setting("head_dim", most=_MAX_HEADS)
+        if not self._has_attention:
+            return 1
         return self.hidden_size // self._positive_setting(*_HEAD_COUNTS)
+
+    @property
+    def kv_numbers(self) -> int:
+        """Numbers that a layer stores of one position: of its keys and values, or one latent with a rotated key."""
+        if self.text_config.get("kv_lora_rank") is not None:
+            return self._positive_setting("kv_lora_rank") + self._positive_setting("qk_rope_head_dim")
+        return 2 * self.num_kv_heads * self.head_size
 
     @cached_property
     def stored_dtype(self) -> str:
@@ -219,7 +255,8 @@ class Checkpoint:
     def manifest(self, dtype: str) -> Manifest:
         """Return the manifest that all processes must agree on, with sizes in memory when computing in ``dtype``."""
         parts = self._sizes.of_parts(DTYPE_BYTES[dtype], self.num_layers, self.folder)
-        per_token = 2 * self.num_kv_heads * self.head_size * DTYPE_BYTES[dtype]
+        per_token = self.kv_numbers * DTYPE_BYTES[dtype]
+        kv_bytes = self._layer_kv_bytes(per_token, DTYPE_BYTES[dtype])
         return Manifest(
             name=shorten_name(self.name),
             architecture=shorten_name(self.architecture + TEXT_ONLY) if self._is_text_only else self.architecture,
@@ -233,7 +270,7 @@ class Checkpoint:
             embed_bytes=parts.embed,
             head_bytes=parts.head,
             shared_bytes=parts.shared,
-            kv_bytes_per_token=self._layer_kv_bytes(per_token, DTYPE_BYTES[dtype]),
+            kv_bytes_per_token=kv_bytes,
             files=self._files,
             assets=self.assets,
             weights=self._weights,
@@ -241,12 +278,24 @@ class Checkpoint:
             is_headless=self.head != "vocabulary",
             num_labels=self.num_labels,
             vision=self.vision,
+            extra_width=self._extra_width([size // DTYPE_BYTES[dtype] for size in kv_bytes]),
             pooling=read_pooling(self.folder),
         )
 
     @property
     def _is_text_only(self) -> bool:
         return self.is_multimodal and self.vision is None
+
+    def _extra_width(self, kv_sizes: Sequence[int]) -> int:
+        """Return how many numbers stages pass on beside a hidden state (``layer_inputs``). ``kv_sizes``: of keys and
+        values, by layer."""
+        text = self.text_config
+        if text.get("model_type") not in _WIDE_KINDS:
+            return 0
+        streams = (int(text.get("altup_num_inputs", 1)) - 1) * self.hidden_size
+        shared = shared_sources(text["layer_types"], int(text["num_kv_shared_layers"]))
+        inputs = self.num_layers * int(text.get("hidden_size_per_layer_input") or 0)
+        return streams + inputs + sum(kv_sizes[layer] for layer in shared)
 
     def _layer_kv_bytes(self, usual: int, number_bytes: int) -> tuple[int, ...]:
         """Return each layer's bytes per position. Gemma 4 gives its full layers heads of their own."""
@@ -376,7 +425,10 @@ def _read_text_config(folder: Path, config: Mapping[str, Any]) -> Mapping[str, A
     Files leave out settings that equal transformers' defaults, which only transformers knows.
     """
     section = config.get("text_config")
-    if isinstance(section, dict) and section.keys() >= _TEXT_SETTINGS:
+    needed = _TEXT_SETTINGS
+    if isinstance(section, dict) and section.get("model_type") in _WIDE_KINDS:
+        needed = needed | _WIDE_SETTINGS
+    if isinstance(section, dict) and section.keys() >= needed:
         return section
     from swarm.stage.model.configuration import read_config  # noqa: PLC0415 (imports torch)
 

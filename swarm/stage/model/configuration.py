@@ -15,6 +15,21 @@ from transformers import AutoConfig
 from swarm.errors import ModelError
 from swarm.stage.model.text_models import text_config_of
 
+# Layers of a type that none of our modules computes show in the comparison of cut and whole models.
+_LAYER_TYPES = frozenset(
+    {
+        "full_attention",
+        "sliding_attention",
+        "chunked_attention",
+        "attention",
+        "linear_attention",
+        "conv",
+        "hybrid",
+        "mlp",
+        "moe",
+    }
+)
+
 
 def read_config(folder: Path) -> Any:
     """Read ``config.json`` as transformers does; of a multimodal model, return the text tower's configuration. Raises
@@ -42,10 +57,10 @@ def check_config(config: Any) -> Any:
     config = text = text_config_of(config)
     name = type(config).__name__
     layer_types = set(getattr(text, "layer_types", None) or ())
-    unknown = layer_types - {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+    unknown = layer_types - _LAYER_TYPES
     if unknown:
         raise ModelError(f"{name}: layers of type {', '.join(sorted(unknown))} keep a state that is not supported")
-    if getattr(text, "use_bidirectional_attention", None):
+    if getattr(text, "use_bidirectional_attention", None) not in (None, False, "vision"):  # tokens of images alone
         raise ModelError(f"{name}: attention to later tokens can't be served")
     config = fix_rope(config)
     config.use_cache = False
@@ -58,7 +73,8 @@ def fix_rope(config: Any) -> Any:
     ``longrope`` has factors for sequences up to the original context, and others for longer ones. transformers takes
     one or the other by the longest sequence of a batch, and begins anew when a sequence outgrows the original context.
     Here, all sequences take the long factors if the model's context is longer than the original one. ``dynamic``
-    stretches positions of sequences that are longer than the model's context, which are not served.
+    stretches positions of sequences that are longer than the model's context, which are not served; with Hunyuan's
+    ``alpha``, it stretches all by the same factor.
     """
     config = copy.deepcopy(config)
     text = config.get_text_config()
@@ -66,7 +82,7 @@ def fix_rope(config: Any) -> Any:
     for table in (rope, *rope.values()):
         if not isinstance(table, dict):
             continue
-        if table.get("rope_type") == "dynamic":
+        if table.get("rope_type") == "dynamic" and not table.get("alpha"):
             table["rope_type"] = "default"
         elif table.get("rope_type") == "longrope":
             original = table.get("original_max_position_embeddings") or text.max_position_embeddings

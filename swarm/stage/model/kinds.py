@@ -35,19 +35,15 @@ REFUSED = {
         *("speech_to_text", "t5", "t5gemma", "trocr", "umt5", "whisper", "florence2", "musicgen", "musicgen_melody"),
     ),
     "layers with a state between positions that is not supported": (
-        *("bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "inkling2_text", "inkling_text", "jamba"),
-        *("kimi_linear", "lfm3", "mamba", "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5"),
-        *("qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp", "qwen4_exp_text"),
-        *("recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2", "zaya"),
+        *("bailing_hybrid", "inkling2_text", "inkling_text", "qwen4_exp", "qwen4_exp_text", "recurrent_gemma"),
+        *("rwkv", "xlstm", "zamba", "zamba2", "zaya"),
     ),
     "attention with an index of positions, which is not supported": (
         *("axk2", "deepseek_v32", "deepseek_v4", "dots3_note", "dots3_note_text", "glm_moe_dsa", "hy_v4"),
     ),
     "attention in transformers that can't be replaced": ("cpmant", "ctrl", "git", "reformer", "xlm", "xlnet"),
     "attention that is not supported": ("diffllama", "doge"),
-    "layers that need more than the layer before them": (
-        *("blt", "gemma3n", "gemma3n_text", "hrm_text", "longcat_flash", "modernbert-decoder"),
-    ),
+    "layers that need more than the layer before them": ("blt", "hrm_text", "longcat_flash"),
     "a draft model, which reads another model's layers": ("gemma4_assistant", "gemma4_unified_assistant"),
 }
 _REASONS = {kind: reason for reason, kinds in REFUSED.items() for kind in kinds}

@@ -37,7 +37,7 @@ class StageLoader:
         self._manifest = manifest
         self._skeleton = skeleton
         self._source = source
-        self._adapters = adapters
+        self.adapters = tuple(adapters)  # those that modules get as they are loaded; replaced as a whole
         self._shared: Modules = {}  # modules without weights, of the last stage; replaced as a whole
         self.loaded_bytes = 0
         self.fetched_bytes = 0
@@ -90,7 +90,7 @@ class StageLoader:
         return self._build(layers, stage.modules)
 
     def _build(self, layers: LayerRange, held: Modules, on_loaded: Callable[[int], None] = lambda _: None) -> Stage:
-        weights = WeightLoader(self._skeleton, self._source, on_loaded, self._adapters)
+        weights = WeightLoader(self._skeleton, self._source, on_loaded, self.adapters)
         stage = Stage(self._skeleton, layers, self._shared | held, weights)
         self._shared = stage.shared
         return stage

@@ -27,6 +27,7 @@ from swarm.stage.attention.options import AttentionOptions
 from swarm.stage.attention.passes import current_pass
 from swarm.stage.matmul.elementwise import apply_aligned
 from swarm.stage.matmul.experts import mix_experts
+from swarm.stage.model import layer_inputs
 from swarm.stage.model.portable_math import logarithm
 
 
@@ -99,7 +100,9 @@ def replace_forwards(model: Any) -> None:
     """Replace the forwards of a model's modules of these kinds."""
     base, _ = find_base(model)
     decoder = find_decoder(base)
-    if decoder is not None:
+    if layer_inputs.is_wide(base):
+        layer_inputs.replace_forward(base)
+    elif decoder is not None:
         base = getattr(base, decoder.holder) if decoder.holder else base
         base.swarm_decoder, base.forward = decoder, MethodType(_run_decoder, base)
         base._buffers.clear()  # masks
@@ -373,6 +376,34 @@ def _prepare_experts(self: Any, _: Any) -> None:
     self.__class__ = type(type(self).__name__, (type(self),), about | {"_apply_gate": moe._default_apply_gate})
 
 
+# --- other parts ---
+
+
+def _mix_qwen2(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
+    """Mix experts as the model does, with gates of one number per row, whose bits depend on nothing else."""
+    rows = hidden_states.flatten(0, 1)
+    shared = apply_aligned(torch.sigmoid, self.shared_expert_gate(rows)) * self.shared_expert(rows)
+    _, weights, chosen = self.gate(rows)
+    mixed: torch.Tensor = self.experts(rows, chosen, weights) + shared
+    return mixed.view_as(hidden_states)
+
+
+def _embed_modernbert(self: Any, input_ids: Any = None, inputs_embeds: torch.Tensor | None = None) -> torch.Tensor:
+    """Embed and norm tokens. A later stage's hidden states are normed already."""
+    if inputs_embeds is not None:
+        return inputs_embeds
+    embedded: torch.Tensor = self.norm(self.tok_embeddings(input_ids))
+    return embedded
+
+
+def _prepare_no_images(self: Any, _: Any) -> None:
+    self._modules.clear()
+
+
+def _embed_no_images(_: Any, __: Any, inputs_embeds: torch.Tensor, **___: object) -> torch.Tensor:
+    return inputs_embeds
+
+
 # By class: what is done once with a module and the model's configuration, and its forward.
 _Replacement = tuple[Callable[[Any, Any], None], Callable[..., Any]]
 _ATTENTIONS: dict[str, _Replacement] = {
@@ -391,4 +422,8 @@ _PARTS: dict[str, _Replacement] = {
     "Llama4TextMoe": (_no_preparation, _mix_llama4),
     "Llama4TextExperts": (_prepare_experts, mix_experts),
     "Llama4TextRotaryEmbedding": (_no_preparation, _turn_llama4),
+    "ModernBertDecoderEmbeddings": (_no_preparation, _embed_modernbert),
+    "Qwen2MoeSparseMoeBlock": (_no_preparation, _mix_qwen2),
+    "Qwen3NextSparseMoeBlock": (_no_preparation, _mix_qwen2),
+    "Phi4MultimodalFeatureEmbedding": (_prepare_no_images, _embed_no_images),
 }

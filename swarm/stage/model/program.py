@@ -23,7 +23,7 @@ from swarm.stage.attention import kernel_args, native_attention
 from swarm.stage.attention.passes import ForwardPass, use_pass
 from swarm.stage.executor import FenceRaised
 from swarm.stage.native import cores
-from swarm.stage.native.adapters import AdaptedRows, RowAdapters, current_adapters, make_table
+from swarm.stage.native.adapters import AdaptedRows, AdapterPart, RowAdapters, current_adapters, make_table
 from swarm.stage.native.linears import NativeLinear
 from swarm.wire.messages import LayerRange
 
@@ -145,8 +145,8 @@ class Program:
         self._run, self._layers, self._shape, self._num_words = library.swarm_run, layers, shape, num_words
         self._embed, self._rotary, self._num_rotated = embed, rotary, num_rotated
         self._products = tuple(products)  # by slot
-        # by adapter: its parts of the products
-        self._adapter_tables: dict[str, ctypes.Array[Any]] = {}
+        # by adapter: its parts of the products, with one of them by which a table that is not valid any more shows
+        self._adapter_tables: dict[str, tuple[ctypes.Array[Any], NativeLinear, AdapterPart]] = {}
         self._owners = owners  # owners of the memory that the operations point to
         flat = [op for each in operations for op in each]
         self._ops, self._head = (Op * len(flat))(*flat), (Op * len(head))(*head)
@@ -204,9 +204,20 @@ class Program:
         return adapters.table(map(self._adapter_table, adapters.names))
 
     def _adapter_table(self, name: str) -> ctypes.Array[Any]:
-        if name not in self._adapter_tables:
-            self._adapter_tables[name] = make_table(product.adapters.get(name) for product in self._products)
-        return self._adapter_tables[name]
+        """Return an adapter's parts of the products. An adapter that was dropped and loaded again has other parts."""
+        known = self._adapter_tables.get(name)
+        if known is not None and known[1].adapters.get(name) is known[2]:
+            return known[0]
+        self._adapter_tables = {
+            key: value for key, value in self._adapter_tables.items() if value[1].adapters.get(key) is value[2]
+        }
+        parts = [product.adapters.get(name) for product in self._products]
+        table = make_table(parts)
+        for product, part in zip(self._products, parts, strict=True):
+            if part is not None:
+                self._adapter_tables[name] = table, product, part
+                break
+        return table
 
     def _rack_array(self, this: ForwardPass) -> ctypes.Array[_Rack]:
         batches = native_attention.rack_batches(this)

@@ -25,10 +25,13 @@ class RopeTable(nn.Module):
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
-        self.inner, self.config = inner, getattr(inner, "config", None)  # models read the configuration
+        self.inner = inner
+        # what models read from theirs
+        self.config, self.layer_types = getattr(inner, "config", None), getattr(inner, "layer_types", None)
         self._tables: dict[tuple[object, ...], tuple[torch.Tensor, ...]] = {}
 
-    def forward(self, like: torch.Tensor, position_ids: torch.Tensor, *which: object) -> Any:
+    def forward(self, like: torch.Tensor, position_ids: torch.Tensor, *which: object, layer_type: object = None) -> Any:
+        which = which if layer_type is None else (*which, layer_type)
         this, key = current_pass(), (like.dtype, *which)
         table = self._tables.get(key)
         if table is None or this.length > table[0].shape[0]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,9 +18,11 @@ from pathlib import Path
 from swarm.errors import ModelError
 from swarm.hub.headers import StoredTensor
 from swarm.stage.model.vision import is_tower
-from swarm.stage.quantization.at_load import HEAD, LAYER
+from swarm.stage.quantization.at_load import HEAD, LATENT_HEADS, LAYER
 from swarm.stage.quantization.stored import StoredWeight
 
+# Parts of Gemma 3n and 4 that run before the layers: tables and products for the layers' own inputs, and for streams.
+_BEFORE_LAYERS = re.compile(r"\.(?:embed_tokens_per_layer|per_layer_\w+|altup_projections\.\d+)\.weight")
 _GATE_OR_UP = re.compile(r"(?P<path>.*\.)(?P<part>gate|up)_proj\.weight")
 # One matrix of each expert, or one tensor of all experts. Mixtral calls gate, up and down w1, w3 and w2.
 _EXPERT = re.compile(
@@ -50,7 +52,7 @@ class MemorySizes:
     def of_parts(self, element_bytes: int, num_layers: int, folder: Path) -> PartSizes:
         """Return the sizes with this size of a plain weight. Raises ``ModelError`` if ``folder`` lacks a part."""
         layers = [0] * num_layers
-        head = 0
+        before = head = 0
         tables: list[tuple[bool, int]] = []  # whether it is the head, and its size
         tower = 0
         for name, shape, size in self.of_weights(element_bytes):
@@ -63,6 +65,8 @@ class MemorySizes:
                 if index >= num_layers:
                     raise ModelError(f"{folder} has {name}, but config.json has {num_layers} layers")
                 layers[index] += size
+            elif _BEFORE_LAYERS.search(name):
+                before += size
             elif shape[:1] == (self.vocab_size,) and len(shape) == 2:
                 tables.append((HEAD.search(name) is not None, size))
             else:
@@ -76,7 +80,7 @@ class MemorySizes:
         # kernel. Lookups in a quantized one read what is packed for the kernel.
         tables.sort()
         shared = tables[0][1] if len(tables) == 1 and self._packs_table else 0
-        return PartSizes(tuple(layers), tables[0][1] + tower, head + tables[-1][1], shared)
+        return PartSizes(tuple(layers), before + tables[0][1] + tower, head + tables[-1][1], shared)
 
     def of_weights(self, element_bytes: int) -> Iterator[tuple[str, tuple[int, ...], int]]:
         """Yield the names, shapes and sizes in memory of all weights."""
@@ -94,8 +98,10 @@ class MemorySizes:
         return any(weight.shape[0] == self.vocab_size and not LAYER.search(weight.name) for weight in weights)
 
     def _is_unpacked(self, weight: StoredWeight) -> bool:
-        """Whether a matrix is dequantized because it can't be packed with others: with the one that it is multiplied
-        with in one pass, or with those of the other experts of its layer."""
+        """Whether a matrix is dequantized because it has heads of latents, or can't be packed with others: with the one
+        that it is multiplied with in one pass, or with those of the other experts of its layer."""
+        if LATENT_HEADS.search(weight.name):
+            return True
         group = _expert_group(weight.name)
         if group is not None:
             return group in self._unpacked_experts
@@ -120,6 +126,13 @@ class MemorySizes:
             if group is not None:
                 kinds[group] |= {weight.format, *([weight.name] if weight.is_reordered else ())}
         return frozenset(group for group, formats in kinds.items() if len(formats) > 1)
+
+
+def shared_sources(layer_types: Sequence[str], num_sharing: int) -> list[int]:
+    """Return the layers whose keys and values the last ``num_sharing`` layers share: the last one of each type before
+    those."""
+    first = {kind: layer for layer, kind in enumerate(layer_types[: len(layer_types) - num_sharing])}
+    return sorted(first.values()) if num_sharing else []
 
 
 def _expert_group(name: str) -> tuple[str, bool] | None:

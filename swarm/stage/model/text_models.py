@@ -26,6 +26,8 @@ _TOWERS = {
     "qwen3_vl_moe_text": "Qwen3VLMoeTextModel",
     "qwen3_vl_text": "Qwen3VLTextModel",
 }
+# Text towers that transformers has a causal class for, but does not list.
+_CAUSAL = {"emu3_text_model": "Emu3ForCausalLM"}
 _REFUSED = {"paligemma": "attends to later tokens of a prompt"}
 
 
@@ -47,9 +49,10 @@ def text_config_of(config: Any) -> Any:
 
 def register(config: Any) -> None:
     """Let transformers build a causal model over this text tower, if it has no class for that."""
-    kind, tower = type(config), _TOWERS.get(config.model_type)
-    if tower is not None and kind not in AutoModelForCausalLM._model_mapping:
-        AutoModelForCausalLM.register(kind, _make_class(kind, getattr(transformers, tower)), exist_ok=True)
+    kind, tower, causal = type(config), _TOWERS.get(config.model_type), _CAUSAL.get(config.model_type)
+    if (tower or causal) and kind not in AutoModelForCausalLM._model_mapping:
+        made = getattr(transformers, causal) if causal else _make_class(kind, getattr(transformers, str(tower)))
+        AutoModelForCausalLM.register(kind, made, exist_ok=True)
 
 
 def _make_class(kind: type[Any], tower: type[Any]) -> type[Any]:

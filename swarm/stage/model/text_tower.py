@@ -14,10 +14,12 @@ from typing import Any
 
 # Appended to the architecture of a model whose other towers are not loaded.
 TEXT_ONLY = " (text only)"
+# For users of such a model.
+TEXT_ONLY_NOTE = "text only: its parts for images or audio are not loaded"
 
 _SECTIONS = ("text_config", "vision_config", "audio_config", "thinker_config")
 _NESTED = re.compile(r"(?:thinker\.)?(?:model\.)?(?:language_model|text_model|llm)\.(?:model\.)?(?P<rest>.+)")
-_FLAT = re.compile(r"(?:thinker\.)?(?P<name>model\..+)")
+_FLAT = re.compile(r"(?:thinker\.)?(?P<name>model\.(?!embed_tokens_extend\.).+)")  # that one: towers of Phi 4
 _HEAD = re.compile(r"(?:thinker\.)?(?:model\.)?(?P<name>lm_head\..+)")
 
 

@@ -31,6 +31,7 @@ from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import layout_spans
 from swarm.stage.attention.options import AttentionOptions
 from swarm.stage.attention.passes import ForwardPass
+from swarm.stage.attention.racks import LayerBuffer, Rack
 from swarm.stage.executor import FenceRaised
 from swarm.stage.model.portable_math import portable_math
 from swarm.stage.native.linears import NativeLinear
@@ -181,11 +182,16 @@ class VisionTower:
         layers = LayerRange(0, 1)
         options = AttentionOptions(scale, 1, None, None)
         write = ForwardPass(arena, layers, tuple(layout_spans([Row(0, 0, num, False)])))
-        native_attention.attend_native(write, 0, (query, key, value), options)
+
+        def find_buffer(rack: Rack) -> LayerBuffer:
+            return arena.ensure_buffer(rack, 0, key[:1].transpose(0, 1), value[:1].transpose(0, 1))
+
+        native_attention.attend_native(write, 0, (query, key, value), options, find_buffer)
         read = ForwardPass(arena, layers, tuple(layout_spans([Row(0, num - 1, 1, False)])))
         queries = query.transpose(0, 1).reshape(1, -1, self._size)
         parts = queries, key[-1:].contiguous(), value[-1:].contiguous()
-        mixed = native_attention.attend_native(read, 0, parts, AttentionOptions(scale, None, None, None))
+        everything = AttentionOptions(scale, None, None, None)
+        mixed = native_attention.attend_native(read, 0, parts, everything, find_buffer)
         return mixed.view(self._heads, num, self._size).transpose(0, 1).reshape(num, -1)
 
     def _attend_by_torch(

@@ -95,6 +95,53 @@ class NativeAdapted(ctypes.Structure):
     ]
 
 
+class NativeSegment(ctypes.Structure):
+    """Consecutive rows of one sequence, and a layer's state before and after them: ``SwarmSegment`` of kernels.h."""
+
+    _fields_ = [("offset", _count), ("count", _count), ("before", _pointer), ("after", _pointer)]
+
+
+class NativeConvolution(ctypes.Structure):
+    """Convolution with a state: ``SwarmConvolution`` of kernels.h."""
+
+    _fields_ = [
+        ("segments", _pointer),
+        *((name, _count) for name in ("num_segments", "state", "kind")),
+        ("x", _pointer),
+        ("stride", _count),
+        ("out", _pointer),
+        *((name, _count) for name in ("out_stride", "channels", "taps", "function")),
+        ("weight", _pointer),
+        ("bias", _pointer),
+    ]
+
+
+class NativeRecurrence(ctypes.Structure):
+    """Recurrence of a matrix for each head: ``SwarmRecurrence`` of kernels.h."""
+
+    _fields_ = [
+        ("segments", _pointer),
+        *((name, _count) for name in ("num_segments", "state")),
+        *((name, _pointer) for name in ("query", "key", "value")),
+        *((name, _count) for name in ("query_stride", "key_stride", "value_stride")),
+        *((name, _pointer) for name in ("decay", "beta", "out")),
+        *((name, _count) for name in ("heads", "key_heads", "keys", "values", "decays")),
+    ]
+
+
+class NativeScan(ctypes.Structure):
+    """Recurrence of some numbers for each channel: ``SwarmScan`` of kernels.h."""
+
+    _fields_ = [
+        ("segments", _pointer),
+        *((name, _count) for name in ("num_segments", "state")),
+        *((name, _pointer) for name in ("x", "step", "rate", "in", "out_mix")),
+        ("mix_stride", _count),
+        ("out", _pointer),
+        *((name, _count) for name in ("channels", "states")),
+    ]
+
+
 _refusals: list[str] = []  # at most one entry: why this process must not use the library
 
 
@@ -259,8 +306,8 @@ def _declare(opened: ctypes.CDLL) -> None:
     opened.swarm_activate.restype = None
     opened.swarm_mix.argtypes = [_pointer, ctypes.POINTER(NativeRows), _count, _pointer, _pointer, ctypes.c_int]
     opened.swarm_mix.restype = ctypes.c_int
-    opened.swarm_quantize.argtypes = [_pointer, ctypes.c_int]
-    opened.swarm_quantize.restype = None
+    for job in (opened.swarm_quantize, opened.swarm_convolve, opened.swarm_recur, opened.swarm_scan):
+        job.argtypes, job.restype = [_pointer, ctypes.c_int], None
     opened.swarm_pack.argtypes = [_pointer, _pointer, _count, _count, _pointer, ctypes.c_int]
     opened.swarm_pack.restype = None
     opened.swarm_lookup.argtypes = [_pointer, _pointer, _count, _count, _pointer, ctypes.c_int]

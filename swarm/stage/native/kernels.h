@@ -10,7 +10,8 @@ enum { SWARM_FLOAT32, SWARM_BFLOAT16 };
 /*
  * What is applied to a product: nothing; a function of the gate, times what it gates; or, with SWARM_ALONE added to it,
  * a function of the product itself. SWARM_CLAMPED gates only: (up + 1) * gate * sigmoid(alpha * gate), both within
- * the limit. SWARM_SOFTCAP is for products alone: limit * tanh(x / limit).
+ * the limit. SWARM_SOFTCAP is for products alone: limit * tanh(x / limit). SWARM_EXP and SWARM_SOFTPLUS are for numbers
+ * that no product gives.
  */
 enum {
   SWARM_LINEAR,
@@ -24,6 +25,8 @@ enum {
   SWARM_QUICK_GELU,
   SWARM_SOFTCAP,
   SWARM_CLAMPED,
+  SWARM_EXP,
+  SWARM_SOFTPLUS,
   SWARM_ALONE = 64
 };
 
@@ -123,6 +126,9 @@ typedef struct {
  * One layer's keys and values, for each place and head a matrix, packed. Keys, with positions for outputs, as in
  * SwarmMatrix. Values, with elements for outputs, a whole number of sixteens; bfloat16: [pair of positions][element][2],
  * float32: [position][element]. Strides count numbers.
+ *
+ * Latents, where `values` is NULL: the first `value_size` numbers of a key are its value. Keys as rows, one position
+ * after the other, each a whole number of sixteens.
  */
 typedef struct {
   void *keys, *values;
@@ -193,6 +199,64 @@ typedef struct {
   uint16_t *scales; /* float16 [row][group] */
 } SwarmQuantization;
 
+/*
+ * Consecutive rows of one sequence, and a layer's state before and after them. A state consists of parts; `state` in the
+ * structures below is the first number of the part that is meant.
+ */
+typedef struct {
+  int64_t offset, count;
+  const float *before;
+  float *after;
+} SwarmSegment;
+
+/*
+ * A causal convolution of each channel by itself, and a function of its result. State: the last taps - 1 inputs,
+ * [position][channel]. Rows are of `kind`.
+ */
+typedef struct {
+  const SwarmSegment *segments;
+  int64_t num_segments, state, kind;
+  const void *x;
+  int64_t stride;
+  void *out;
+  int64_t out_stride;
+  int64_t channels, taps, function;
+  const float *weight; /* [tap][channel], the oldest input's first */
+  const float *bias;   /* or NULL */
+} SwarmConvolution;
+
+/*
+ * A state [key element][value element] for each head. At each position, in this order:
+ *   state = decay * state; value = beta * (value - key . state); state = state + key x value; out = query . state.
+ * Without `beta`, values are written as they are. A head of queries and keys serves heads / key_heads heads of values.
+ */
+typedef struct {
+  const SwarmSegment *segments;
+  int64_t num_segments, state;
+  const float *query, *key, *value; /* [row][head][element], rows so many numbers apart */
+  int64_t query_stride, key_stride, value_stride;
+  const float *decay; /* [row][head][decays] */
+  const float *beta;  /* [row][head], or NULL */
+  float *out;         /* [row][head][value element] */
+  int64_t heads, key_heads, keys, values;
+  int64_t decays; /* 1, or one for each key element */
+} SwarmRecurrence;
+
+/*
+ * A state [number][channel] that each channel has by itself. At each position:
+ *   state = exp(step * rate) * state + step * x * in; out = the sum of out_mix * state over a channel's numbers.
+ */
+typedef struct {
+  const SwarmSegment *segments;
+  int64_t num_segments, state;
+  const float *x, *step;      /* [row][channel] */
+  const float *rate;          /* [number][channel] */
+  const float *in, *out_mix;  /* [row][number], rows so many numbers apart */
+  int64_t mix_stride;
+  float *out; /* [row][channel] */
+  int64_t channels, states;
+} SwarmScan;
+
 typedef struct {
   const char *name;
   /*
@@ -247,6 +311,10 @@ typedef struct {
                 float *lowered);
   /* Quantize plain weights. Every variant gives the same bits. */
   void (*quantize)(const SwarmQuantization *job, int threads);
+  /* Layers with a state; see the structures. */
+  void (*convolve)(const SwarmConvolution *job, int threads);
+  void (*recur)(const SwarmRecurrence *job, int threads);
+  void (*scan)(const SwarmScan *job, int threads);
 } SwarmKernels;
 
 /* The variant that computes. */

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import torch
 
@@ -33,6 +33,8 @@ FUNCTIONS = {
     ("quick_gelu", ""): 8,
     ("softcap", ""): 9,
     ("clamped", ""): 10,
+    ("exp", ""): 11,
+    ("softplus", ""): 12,
 }
 UNGATED = 64  # added to a function's number if it is applied to the product itself
 
@@ -100,6 +102,10 @@ class NativeLinear(NativeModule):
             part = AdapterPart(self.sites, weights, self.in_features, self.dtype)
             self.adapters = {**self.adapters, name: part}
         return modules
+
+    def drop_adapters(self, keys: Collection[str]) -> None:
+        if not self.adapters.keys().isdisjoint(keys):
+            self.adapters = {key: part for key, part in self.adapters.items() if key not in keys}
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         out = torch.empty((*rows.shape[:-1], self.out_features), dtype=self.dtype)

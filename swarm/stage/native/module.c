@@ -161,6 +161,12 @@ void swarm_activate(int64_t kind, int64_t function, const void *x, void *out, in
 
 void swarm_quantize(const SwarmQuantization *job, int threads) { chosen->quantize(job, threads); }
 
+void swarm_convolve(const SwarmConvolution *job, int threads) { chosen->convolve(job, threads); }
+
+void swarm_recur(const SwarmRecurrence *job, int threads) { chosen->recur(job, threads); }
+
+void swarm_scan(const SwarmScan *job, int threads) { chosen->scan(job, threads); }
+
 int swarm_attend(const SwarmSpan *spans, int64_t num_spans, const SwarmCache *cache, const SwarmBatch *batch,
                  const SwarmHow *how, int threads) {
   return chosen->attend(spans, num_spans, cache, batch, how, threads);

@@ -40,6 +40,8 @@ _INT4_VALUES: Final = tuple(
     value / 2 for value in (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 )
 
+# Heads of latents (``modules.latents``): they multiply by columns as well as by rows, so they stay plain.
+LATENT_HEADS: Final = re.compile(r"\.kv_b_proj\.weight$")
 _ROUTER: Final = re.compile(r"\.(?:gate|router|shared_expert_gate)\.")
 _EXPERTS: Final = re.compile(r"\.experts\.(?:gate_up_proj|gate_proj|up_proj|down_proj)$")
 _TRANSPOSED_EXPERTS: Final = frozenset({"gpt_oss", "llama4", "llama4_text"})  # [experts, inputs, outputs]
@@ -147,7 +149,8 @@ class Quantization:
             return self._width_of_head() if HEAD.search(tensor.name) else tables
         if num_dimensions == 3:
             return self.weights if _EXPERTS.search(tensor.name) and model_type not in _PLAIN_EXPERTS else DENSE
-        is_matrix = num_dimensions == 2 and tensor.name.endswith(".weight") and not _ROUTER.search(tensor.name)
+        is_plain = _ROUTER.search(tensor.name) or LATENT_HEADS.search(tensor.name)
+        is_matrix = num_dimensions == 2 and tensor.name.endswith(".weight") and not is_plain
         return self.weights if is_matrix and model_type not in _TRANSPOSED_MATRICES else DENSE
 
     def _width_of_embedding(self) -> str:

@@ -284,9 +284,9 @@ class ComputeThread:
             )
             return
         hidden = None if message.tensor is None or data is None else tensors.unpack(message.tensor, data)
-        size = self._executor.manifest.hidden_size
+        size = self._executor.manifest.row_width
         if hidden is not None and hidden.shape[1] != size:
-            reason = f"step.tensor.shape: {list(hidden.shape)}, but this model's hidden states have {size} numbers"
+            reason = f"step.tensor.shape: {list(hidden.shape)}, but this model's stages pass on {size} numbers"
             self._events.append(StepRefused(reason, sender))
             return
         if failpoints.armed and not message.replay:
@@ -358,7 +358,7 @@ class ComputeThread:
                 | act.StopReadingSpilled()
             ):
                 self._events.extendleft(self.kv.perform(action))
-            case act.LoadLayers() | act.LoadStandby() | act.StopStandby():
+            case act.LoadLayers() | act.LoadStandby() | act.StopStandby() | act.LoadAdapters() | act.DropAdapters():
                 self._perform_loading(action)
             case act.WriteStageLog(event, level, fields):
                 getattr(log, level)(event, **fields)
@@ -384,7 +384,9 @@ class ComputeThread:
         self._recheck_connection.disconnect_key(action.key)
         self.kv.disconnect_key(action.key)
 
-    def _perform_loading(self, action: act.LoadLayers | act.LoadStandby | act.StopStandby) -> None:
+    def _perform_loading(
+        self, action: act.LoadLayers | act.LoadStandby | act.StopStandby | act.LoadAdapters | act.DropAdapters
+    ) -> None:
         match action:
             case act.LoadLayers():
                 self._loader.load(action, self._core.lineage)
@@ -392,6 +394,10 @@ class ComputeThread:
                 self._loader.load_standby(layers)
             case act.StopStandby():
                 self._loader.stop_standby()
+            case act.LoadAdapters(adapters):
+                self._loader.load_adapters(adapters)
+            case act.DropAdapters(keys):
+                self._executor.drop_adapters(keys)
 
     def _compute(self, action: act.Compute) -> None:
         """Run a batch through the layers. Any error of the device becomes a ComputeFailed event.

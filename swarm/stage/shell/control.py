@@ -313,6 +313,7 @@ def build_hello(
         schema=schema(),
         device=executor.device,
         dtype=executor.dtype,
+        dtypes=resources.dtypes,
         cores=os.cpu_count() or 1,
         endpoint=listener.endpoint,
         ticket=listener.ticket,
@@ -329,6 +330,7 @@ def build_hello(
         logs=tuple(core.log.ranges()),
         kept=core.pending_plan.standby,
         bits=core.pending_plan.bits,
+        adapters=core.adapters.entries,
     )
 
 

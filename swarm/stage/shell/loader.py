@@ -1,4 +1,4 @@
-"""Loading the layers of a plan, and standby layers, each in a short-lived thread.
+"""Loading the layers of a plan, standby layers, and adapters, each in a short-lived thread.
 
 A plan loads at full speed if no plan is in force. If another plan serves meanwhile, its steps have priority. Standby
 layers load in the background: while steps run, loading takes a small share of the time.
@@ -21,10 +21,10 @@ from swarm.clock import Clock
 from swarm.errors import ModelError, report_thread_errors
 from swarm.log import get_logger
 from swarm.stage import actions as act
-from swarm.stage.events import Event, Loaded, LoadFailed, StandbyLoaded, StandbyProgressed
+from swarm.stage.events import AdaptersLoaded, Event, Loaded, LoadFailed, StandbyLoaded, StandbyProgressed
 from swarm.stage.executor import Executor
 from swarm.stage.shell.vitals import Vitals
-from swarm.wire.messages import LayerRange, Lineage, LoadProgress
+from swarm.wire.messages import AdapterEntry, LayerRange, Lineage, LoadProgress
 from swarm.wire.transport.client_handshake import check_reachable
 from swarm.wire.transport.keys import with_host
 
@@ -157,6 +157,18 @@ class PlanLoader:
     def load_standby(self, layers: tuple[LayerRange, ...]) -> None:
         self._stop_standby.clear()
         self._start_thread(functools.partial(self._load_standby, layers))
+
+    def load_adapters(self, adapters: tuple[AdapterEntry, ...]) -> None:
+        """Load adapters. They are small: steps have no priority. A hub that stalls does not look like loading."""
+        threading.Thread(target=self._run_adapters, args=(adapters,), name="adapters", daemon=True).start()
+
+    def _run_adapters(self, adapters: tuple[AdapterEntry, ...]) -> None:
+        with report_thread_errors(self._on_crash):
+            try:
+                event = AdaptersLoaded(self._executor.load_adapters(adapters))
+            except LOAD_ERRORS as error:
+                event = AdaptersLoaded((), str(error))
+            self._owner.post(event)
 
     def stop_standby(self) -> None:
         self._stop_standby.set()

@@ -178,6 +178,7 @@ class WorkerService:
                 resources.log_bytes,
                 settings.log.profile_every,
                 resources.dtypes,
+                state_stride=executor.manifest.state_stride,
             )
         )
         self._connector = PeerConnector(resources.key_pair, broker_host(settings))

@@ -23,6 +23,7 @@ from swarm.wire.messages.clients import (
     TOO_SHORT,
     Accepted,
     Ack,
+    AdapterCommand,
     Attach,
     Cancel,
     Cap,
@@ -134,7 +135,19 @@ from swarm.wire.messages.keys import (
     RotateKey,
     RotateMember,
 )
-from swarm.wire.messages.manifest import MAX_ADAPTERS, Asset, AssetPart, Manifest, Pooling, Vision
+from swarm.wire.messages.manifest import (
+    MAX_ADAPTERS,
+    STATE_STRIDE,
+    WORKING_STATES,
+    AdapterEntry,
+    Asset,
+    AssetPart,
+    Manifest,
+    Pooling,
+    Vision,
+    add_layer_bytes,
+    count_reserved,
+)
 from swarm.wire.messages.orders import (
     Activate,
     AllowKey,
@@ -154,6 +167,7 @@ from swarm.wire.messages.orders import (
     Replay,
     RestoreKv,
     SendKv,
+    SetAdapters,
     SpillKv,
     Unassign,
     Welcome,
@@ -179,6 +193,7 @@ from swarm.wire.messages.records import (
 from swarm.wire.messages.workers import (
     MEASURABLE_BYTES_PER_S,
     Activated,
+    AdaptersSet,
     DataPathError,
     Heartbeat,
     HeldSequence,

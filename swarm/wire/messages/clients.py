@@ -24,7 +24,7 @@ from swarm.wire.messages.common import (
     Whole,
 )
 from swarm.wire.messages.keys import BrokerKey, Enrolled, KeyMessage, RotateKey
-from swarm.wire.messages.manifest import AssetPart, Manifest
+from swarm.wire.messages.manifest import AdapterName, AssetPart, Manifest
 from swarm.wire.messages.records import Hop, LayerRange, TokenLogprob
 
 MAX_MEMO = 64 << 10  # characters
@@ -213,6 +213,16 @@ class PlanCommand(Message, frozen=True, tag="steer"):
     dry_run: bool = False
 
 
+class AdapterCommand(Message, frozen=True, kw_only=True, tag="adapters"):
+    """Command by ``swarmctl`` about adapters at run time: list them, load one under ``name`` from ``source``, which is
+    a folder that each worker has or a name on a hub, or drop one. The answer is a ``Report`` ("adapters")."""
+
+    verb: Literal["list", "load", "drop"]
+    name: AdapterName | None = None
+    source: Annotated[str, msgspec.Meta(max_length=1024)] = ""
+    v: Version = 4
+
+
 class ShowSettings(Message, frozen=True):
     """Query by ``swarmctl`` for the settings of a process: the worker of this name, or the broker (empty). The answer
     is a ``Report`` ("settings")."""
@@ -245,6 +255,7 @@ ClientMessage = (
     | Join
     | StopWorker
     | PlanCommand
+    | AdapterCommand
     | ShowSettings
     | HostHello
     | HostDone
@@ -353,7 +364,7 @@ class Description(Message, frozen=True):
 
 
 class Report(Message, frozen=True):
-    """Answer to ``Query``, ``Join``, ``StopWorker`` and ``PlanCommand``. ``body`` is what ``--json`` prints."""
+    """Answer to ``Query`` and to commands. ``body`` is what ``--json`` prints."""
 
     what: Name
     ok: bool

@@ -3,12 +3,24 @@ the files that clients need."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+from collections.abc import Iterable
+from typing import Annotated, Final
 
 import msgspec
 
 from swarm.params import VectorKind
-from swarm.wire.messages.common import MAX_LAYERS, MAX_NAME, MAX_TOKENS, Digest, Message, Name, Record, TokenId, Whole
+from swarm.wire.messages.common import (
+    MAX_LAYERS,
+    MAX_NAME,
+    MAX_TOKENS,
+    Digest,
+    Message,
+    Name,
+    Record,
+    TokenId,
+    Whole,
+)
 from swarm.wire.messages.records import LayerRange, PayloadSpec
 
 
@@ -21,11 +33,44 @@ class Asset(Record, frozen=True):
 
 
 MAX_ADAPTERS = 256
+STATE_STRIDE: Final = 512
+WORKING_STATES: Final = 3  # states of a sequence in a layer beside those at multiples of the stride
+AdapterName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$")]
+
+
+class AdapterEntry(Record, frozen=True):
+    """An adapter that is loaded at run time. ``source``: a folder that each worker has, or a name on a hub. ``digest``:
+    of its files; empty: any content will do. ``num_bytes``: their size. ``layer_bytes``: memory, by layer."""
+
+    name: AdapterName
+    source: Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
+    digest: Digest = ""
+    num_bytes: Whole = 0
+    layer_bytes: Annotated[tuple[Whole, ...], msgspec.Meta(max_length=MAX_LAYERS)] = ()
+
+    @property
+    def key(self) -> str:
+        """Return what requests have for its name once they are accepted: another content has another key."""
+        return f"{self.name}@{self.digest[:16]}"
+
+
+def add_layer_bytes(sizes: Iterable[int], more: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the bytes of each layer with what adapters add to them."""
+    return tuple(map(sum, zip(sizes, *more, strict=True)))
+
+
+AdapterEntries = Annotated[tuple[AdapterEntry, ...], msgspec.Meta(max_length=MAX_ADAPTERS)]
 
 # Fields that depend on the weights' type.
 _DTYPE_FIELDS = ("dtype", "layer_bytes", "embed_bytes", "head_bytes", "shared_bytes", "kv_bytes_per_token")
 
 _QUANTIZATION_FIELDS = ("weights", "activations")
+
+
+def count_reserved(state_bytes: int, budget: int, max_sequences: int) -> int:
+    """Return for how many sequences a stage reserves memory for states of this size: they may take half of the budget
+    for keys and values, but there is memory for one."""
+    return min(max_sequences, max(1, budget // 2 // state_bytes)) if state_bytes else max_sequences
 
 
 class Pooling(Record, frozen=True):
@@ -65,10 +110,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     ``weights``: how the weights are quantized; empty if they are plain. ``activations``: how the inputs of products are
     rounded; empty if they have the model's dtype. Other texts mean other numbers. ``shared_bytes``: what a stage with
-    both the embedding and the head holds once for both. ``is_headless``: it has no head over the
+    both the embedding and the head holds once for both. ``state_bytes``: size of each layer's recurrent state of a
+    sequence; empty if no layer has one. ``state_stride``: states are kept at every multiple of this position; 0: there
+    are none. ``kv_bytes_per_token`` includes a position's share of them. ``is_headless``: it has no head over the
     vocabulary, so it draws no tokens. ``num_labels``: scores of its classification head; 0: it has none. ``adapters``:
-    those that requests may name; ``layer_bytes`` counts them. ``vision``: None if it reads text only. ``pooling``: None
-    if the folder does not state it.
+    those that requests may name; ``layer_bytes`` counts them. ``vision``: None if it reads text only. ``extra_width``:
+    numbers per position that stages pass on beside a hidden state. ``pooling``: None if the folder does not state it.
     """
 
     name: Name
@@ -91,8 +138,35 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     is_headless: bool = False
     num_labels: Whole = 0
     adapters: Annotated[tuple[Asset, ...], msgspec.Meta(max_length=MAX_ADAPTERS)] = ()
+    state_bytes: Annotated[tuple[Whole, ...], msgspec.Meta(max_length=MAX_LAYERS)] = ()
+    state_stride: Whole = 0
+    extra_width: Annotated[int, msgspec.Meta(ge=0, lt=2**24)] = 0
     vision: Vision | None = None
     pooling: Pooling | None = None
+
+    @property
+    def row_width(self) -> int:
+        """Numbers per position that stages pass on."""
+        return self.hidden_size + self.extra_width
+
+    def floor_to_state(self, position: int) -> int:
+        """Return the last position, not behind this one, from which every layer can go on whenever it has been there.
+
+        Keys and values allow any position."""
+        return position // self.state_stride * self.state_stride if self.state_stride else position
+
+    def with_states(self, state_bytes: tuple[int, ...], attends: tuple[bool, ...]) -> Manifest:
+        """Return the manifest of a model whose layers keep states of these sizes. ``attends``: which layers have keys
+        and values beside them."""
+        layers = zip(state_bytes, attends, self.kv_bytes_per_token, strict=True)
+        per_token = tuple(kv * keeps_kv + math.ceil(state / STATE_STRIDE) for state, keeps_kv, kv in layers)
+        return msgspec.structs.replace(
+            self, state_bytes=state_bytes, state_stride=STATE_STRIDE, kv_bytes_per_token=per_token
+        )
+
+    def working_state_bytes(self, layers: LayerRange) -> int:
+        """Return the bytes of a sequence's states in these layers that no position counts."""
+        return WORKING_STATES * sum(self.state_bytes[layers.first : layers.stop])
 
     def weight_bytes(self, layers: LayerRange) -> int:
         """Return the bytes of weights for a stage with these layers, including the embedding (first layer) and the head

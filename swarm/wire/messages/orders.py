@@ -26,6 +26,7 @@ from swarm.wire.messages.common import (
 )
 from swarm.wire.messages.data import Open, RecheckRoute
 from swarm.wire.messages.keys import BrokerKey, RotateKey
+from swarm.wire.messages.manifest import AdapterEntries
 from swarm.wire.messages.records import (
     Edge,
     KvSource,
@@ -92,6 +93,16 @@ class KeepWarm(Message, frozen=True, tag="keep"):
     that no plan needs. Steps and plans have priority."""
 
     layers: LayerRanges
+
+
+class SetAdapters(Message, frozen=True, kw_only=True):
+    """Order to load these adapters, in addition to those of the worker's settings, and to drop others once no sequence
+    has them. A worker that is not welcomed yet sends Hello again when it has them. ``number`` names the order in its
+    answer, ``AdaptersSet``."""
+
+    number: Whole
+    adapters: AdapterEntries
+    v: Version = 4
 
 
 class Fence(Message, frozen=True):
@@ -230,6 +241,7 @@ Order = (
     | BlockKey
     | KeepWarm
     | Fence
+    | SetAdapters
     | Activate
     | Replay
     | Recheck

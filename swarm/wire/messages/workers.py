@@ -31,7 +31,7 @@ from swarm.wire.messages.common import (
     Whole,
 )
 from swarm.wire.messages.keys import BrokerKeyKept
-from swarm.wire.messages.manifest import AssetPart, Manifest
+from swarm.wire.messages.manifest import AdapterEntries, AssetPart, Manifest
 from swarm.wire.messages.records import LayerRange, LayerRanges, PayloadSpec, SequencePosition, Setting
 
 
@@ -119,7 +119,9 @@ class Hello(Message, frozen=True, kw_only=True):
     if it needs one. ``build``: its release of Swarm. ``kv_share``: fraction of ``memory_bytes`` left by the weights
     that it uses for keys and values. ``settings``: its settings, for operators who ask. ``kv_endpoint``: its listener
     for copies of keys and values; empty: it takes none. ``bits``: as in ``Prepared``, if it has loaded anything.
-    ``spill_from``: length from which it writes sequences to disk; 0: none.
+    ``spill_from``: length from which it writes sequences to disk; 0: none. ``adapters``: those loaded at run time.
+    ``dtypes``: types of weights that it can compute with, as its settings allow; empty: an older build, which does not
+    report them.
 
     ``epoch`` is the last one the worker received, in the lineage ``lineage``. The broker never adopts numbers from a
     worker: a worker that is welcomed by another lineage starts over with that lineage's numbers.
@@ -152,6 +154,8 @@ class Hello(Message, frozen=True, kw_only=True):
     kv_endpoint: Endpoint = ""
     bits: Text = ""
     spill_from: Position = 0
+    dtypes: Annotated[tuple[Name, ...], msgspec.Meta(max_length=8)] = ()
+    adapters: AdapterEntries = ()
 
 
 class Probe(Message, frozen=True):
@@ -261,6 +265,17 @@ class ReplayMissing(Message, frozen=True):
     has_from: Position
 
 
+class AdaptersSet(Message, frozen=True, kw_only=True):
+    """Answer to ``SetAdapters`` number ``number``: the adapters that it named, with their digests; or the ``problem``
+    because of which one of them is not loaded."""
+
+    incarnation: Incarnation
+    number: Whole
+    adapters: AdapterEntries = ()
+    problem: Text = ""
+    v: Version = 4
+
+
 class Leaving(Message, frozen=True):
     """Request of a worker to leave in an orderly way."""
 
@@ -338,6 +353,7 @@ WorkerMessage = (
     | Refused
     | Activated
     | KeptWarm
+    | AdaptersSet
     | KvHeld
     | KvRestored
     | Rechecked

@@ -23,6 +23,7 @@ from swarm.broker.actions import (
     SendToWorker,
     Solve,
     WriteAcceptance,
+    WriteAdapters,
     WriteEnd,
     WriteEpoch,
     WriteLog,
@@ -345,7 +346,9 @@ class Bench:
                 self.pipe.clear()
             case SendToWorker(peer, order):
                 self._obey(peer, order)
-            case WriteAcceptance() | WriteTokens() | WriteEnd() | WriteEpoch() | FinishJournalRewrite():
+            case (
+                WriteAcceptance() | WriteTokens() | WriteEnd() | WriteEpoch() | WriteAdapters() | FinishJournalRewrite()
+            ):
                 (self.pending if type(action) in self.held else self._due).append(confirm(action))
             case Solve(number, question):
                 self._due.append(Solved(number, answer_query(question)))

@@ -160,7 +160,7 @@ def test_an_outlook_is_told_by_the_number_of_sequences() -> None:
 
 def test_what_is_found_of_a_processor_a_model_and_a_way() -> None:
     ahead = SpeedEstimate(((1, 13.0),), 0.5, (8,), 3 * GIB, 5 * GIB, 40_000)
-    model = ModelFacts("/models/llama", GIB // 2, digest="0123456789abcdef")
+    model = ModelFacts("/models/llama", GIB // 2, digest="0123456789abcdef", limits="text only")
     kernels = Kernels("avx512bf16", features=("avx2", "avx512_bf16"))
     way = BrokerConnectivity("tcp://b:5700", "0.2.0", 0.0004, 1e12)
     told = {
@@ -171,7 +171,7 @@ def test_what_is_found_of_a_processor_a_model_and_a_way() -> None:
         "ok",
         "Swarm's own, variant avx512bf16; the processor has avx2 avx512_bf16",
     )
-    assert told["model"] == ("ok", "/models/llama, 512 MiB of weights, files 0123456789abcdef")
+    assert told["model"] == ("ok", "/models/llama, 512 MiB of weights, files 0123456789abcdef, text only")
     assert told["room"] == (
         "ok",
         "a worker needs up to 3.0 GiB of the 5.0 GiB that it has for the model; there is memory for the keys and "
@@ -355,15 +355,15 @@ def test_a_process_of_a_swarm_is_known_by_its_command(command: list[str], is_our
 
 def test_a_refused_family_is_known_without_its_weights(tmp_path: Path) -> None:
     """Memory would not help: the model's finding says so, and there is no outlook."""
-    folder = tmp_path / "mamba"
+    folder = tmp_path / "indexed"
     shutil.copytree(model_path(), folder)
     config = json.loads((folder / "config.json").read_bytes())
-    (folder / "config.json").write_text(json.dumps(config | {"layer_types": ["linear_attention"] * 8}))
+    (folder / "config.json").write_text(json.dumps(config | {"layer_types": ["indexed_attention"] * 8}))
     found = asked.inspect_model(str(folder))
     assert found is not None
     assert found.is_refused
     [finding] = wrong(model=replace(found, weight_bytes=99 * GIB))
-    assert "layers of type linear_attention keep a state that is not supported" in finding.text
+    assert "layers of type indexed_attention keep a state that is not supported" in finding.text
     assert "memory" not in finding.remedy
 
 

@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants, file_download
 
+from swarm.cli.doctor.facts import inspect_model
 from swarm.cli.main import run as swarm
-from swarm.cli.models import StoredModel
-from tests.files_of_models import TINY_CONFIG
+from swarm.cli.models import StoredModel, _describe
+from swarm.cli.up.models import resolve_models
+from swarm.config import Settings
+from swarm.stage.model.location import ModelLocation
+from tests.files_of_models import TINY_CONFIG, safetensors
 
 pytestmark = pytest.mark.slow  # torch and transformers are imported
 
@@ -38,7 +42,7 @@ def test_a_folder_is_checked_by_its_configuration(tmp_path: Path, capsys: pytest
     [
         ({"model_type": "unheard-of"}, "has no models of kind unheard-of"),
         ({"model_type": "mine", "auto_map": {"AutoConfig": "x.Y"}}, "Swarm never runs a model's code"),
-        ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "layers with a state between positions"),
+        ({"model_type": "rwkv", "architectures": ["RwkvForCausalLM"]}, "layers with a state between positions"),
         ({"architectures": [7]}, "names no architecture"),
     ],
 )
@@ -53,6 +57,25 @@ def test_what_a_worker_would_refuse_is_refused(
     assert shown.err.count("\n") == 1
     assert swarm(["models", "check", folder, "--json"]) == 1
     assert problem in json.loads(capsys.readouterr().out)["problem"]
+
+
+def test_a_multimodal_model_is_said_to_be_served_for_text_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once by each command that a user names it to."""
+    note = "text only: its parts for images or audio are not loaded"
+    text = TINY_CONFIG | {"model_type": "llama", "num_key_value_heads": 1, "head_dim": 4, "intermediate_size": 4}
+    folder = folder_of(tmp_path, model_type="llava", architectures=["LlavaForConditionalGeneration"], text_config=text)
+    names = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 1)] + ["model.embed_tokens.weight"]
+    tower = safetensors(*(f"language_model.{name}" for name in names), "vision_tower.weight")
+    (tmp_path / "model.safetensors").write_bytes(tower)
+    assert swarm(["models", "check", folder]) == 0
+    assert capsys.readouterr().out == f"{folder} can be served (LlavaForConditionalGeneration; {note})\n"
+    assert _describe("x", lambda: ModelLocation(tmp_path)).row()[-1] == "yes, text only"
+    facts = inspect_model(folder)
+    assert facts is not None
+    assert (facts.limits, facts.weight_bytes) == (note, 3 * 64)
+    assert resolve_models(Settings(model=folder))[0].limits == note
 
 
 def test_a_name_that_is_none_is_not_pulled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,14 +52,17 @@ class StageBench:
     first: int = 0
     stop: int = 3
     log_bytes: int = 1 << 20
+    state_stride: int = 0
     now: float = 100.0
     core: StageCore = field(init=False)
     executor: FakeExecutor = field(init=False)
     computing: act.Compute | None = None
 
     def __post_init__(self) -> None:
-        self.core = StageCore(StageSettings("w0", "w0.1", NUM_LAYERS, log_bytes=self.log_bytes))
-        self.executor = FakeExecutor(fake_manifest(NUM_LAYERS))
+        self.core = StageCore(
+            StageSettings("w0", "w0.1", NUM_LAYERS, log_bytes=self.log_bytes, state_stride=self.state_stride)
+        )
+        self.executor = FakeExecutor(fake_manifest(NUM_LAYERS, state_stride=self.state_stride))
 
     @property
     def layers(self) -> LayerRange:

@@ -16,6 +16,7 @@ export function mount(root, store, api) {
   const nothing = empty(
     "No requests", "All requests to this swarm are listed here while in progress, and for a while after.",
   );
+  nothing.hidden = true; // until this tab is drawn
   const body = h("tbody");
   const head = headOf("Requests", COLUMNS, (at) => COLUMNS[at] === "Age");
   const table = h("table", { class: "requests as-cards" }, head, body);

@@ -15,6 +15,8 @@ INLINE vec activated(int64_t function, float limit, vec x) {
     case SWARM_TANH: return tangent(x);
     case SWARM_QUICK_GELU: return quick_gelu(x);
     case SWARM_SOFTCAP: return v_mul(v_set(limit), tangent(v_div(x, v_set(limit))));
+    case SWARM_EXP: return exponential(x);
+    case SWARM_SOFTPLUS: return softplus(x);
     default: return x;
   }
 }

@@ -18,6 +18,7 @@
 
 #include "../counting.h"
 #include "cache.h"
+#include "latents.h"
 #include "mixtures.h"
 #include "numbers.h"
 #include "operands.h"
@@ -53,6 +54,7 @@ typedef struct {
   char *queries;   /* [row][elements], in the form that is multiplied */
   char *weights;   /* the same of weights, where that is another form than scores have */
   int64_t *places; /* positions of the rows */
+  float *latents, *products; /* a step's latents in another form, and their products [position][WIDTH] */
   Mixture stretch, whole;
 } Room;
 
@@ -110,9 +112,25 @@ static const float NUMBERS[KEYS] = {
 #undef TEN
 };
 
+static const char *latents_of(const Attention *job, const Tile *tile, int64_t at) {
+  return latent_at(job->cache, tile->span->place, tile->head, at);
+}
+
+static void score_latents(const Attention *job, const Tile *tile, const Room *room, int64_t at) {
+  int64_t positions = least(KEYS, tile->high - at);
+  multiply_latents(job->cache, latents_of(job, tile, at), positions, room->queries, tile->rows, room->latents,
+                   room->products);
+  for (int64_t row = 0; row < tile->rows; row++)
+    for (int64_t i = 0; i < positions; i++) room->scores[row * KEYS + i] = room->products[i * WIDTH + row];
+}
+
 /* Scores of the step's positions, [row][KEYS]. Those at and after `high` are what lay there before. */
 static void multiply_keys(const Attention *job, const Tile *tile, const Room *room, int64_t at) {
   const SwarmCache *cache = job->cache;
+  if (is_latent(cache)) {
+    score_latents(job, tile, room, at);
+    return;
+  }
   int kind = (int)cache->kind;
   int64_t elements = key_elements(cache), step = pair_bytes(kind);
   const char *keys = (const char *)cache->keys +
@@ -132,10 +150,15 @@ static void multiply_values(const Attention *job, const Tile *tile, const Room *
   int kind = (int)cache->kind;
   int64_t size = value_elements(cache), step = size * 2 * bytes_of(kind);
   int64_t pairs = (least(KEYS, tile->high - at) + 1) / 2;
+  Operand weights = {room->weights, KEYS, operand_bytes(kind)};
+  if (is_latent(cache)) {
+    mix_latents(cache, latents_of(job, tile, at), least(KEYS, tile->high - at), weights, tile->rows, room->latents,
+                room->stretch.mixed);
+    return;
+  }
   const char *values = (const char *)cache->values +
                        (tile->span->place * cache->value_place + tile->head * cache->value_head) * bytes_of(kind) +
                        at / 2 * step;
-  Operand weights = {room->weights, KEYS, operand_bytes(kind)};
   for (int64_t element = 0; element < size; element += WIDTH) {
     Piece piece = {values + element * 4, step, pairs, (int)(least(WIDTH, size - element) / 16), 0};
     const char *ahead = piece.weights + KEYS / 2 * step;
@@ -246,8 +269,13 @@ static int make_room(const Attention *job, Room *room) {
   const SwarmCache *cache = job->cache;
   int64_t scores = ROWS_AT_ONCE * KEYS * 4, places = ROWS_AT_ONCE * 8, mixture = floats_of_mixture(cache) * 4;
   int64_t weights = MULTIPLIES_PAIRS(cache->kind) ? scores / 2 : 0;
-  int64_t queries = in_whole(ROWS_AT_ONCE * key_elements(cache) * operand_bytes(cache->kind), 64);
-  char *at = swarm_scratch(SWARM_SCORES, scores + weights + queries + places + 2 * mixture);
+  int64_t queries = in_whole(ROWS_AT_ONCE * key_elements(cache) * operand_bytes(cache->kind), 64), latents = 0;
+  if (is_latent(cache)) {
+    queries = key_elements(cache) / 2 * pair_bytes((int)cache->kind);
+    latents = bytes_of_latents(cache, KEYS);
+  }
+  int64_t products = latents ? KEYS * WIDTH * 4 : 0;
+  char *at = swarm_scratch(SWARM_SCORES, scores + weights + queries + latents + products + places + 2 * mixture);
   if (at == NULL) {
     atomic_store(job->failed, 1);
     return 0;
@@ -255,9 +283,12 @@ static int make_room(const Attention *job, Room *room) {
   *room = (Room){.scores = (float *)at, .weights = weights ? at + scores : at};
   at += scores + weights;
   room->queries = at;
-  room->places = (int64_t *)(at + queries);
-  room->stretch = mixture_at((float *)(at + queries + places));
-  room->whole = mixture_at((float *)(at + queries + places + mixture));
+  at += queries;
+  room->latents = (float *)at, room->products = (float *)(at + latents);
+  at += latents + products;
+  room->places = (int64_t *)at;
+  room->stretch = mixture_at((float *)(at + places));
+  room->whole = mixture_at((float *)(at + places + mixture));
   return 1;
 }
 
@@ -265,18 +296,23 @@ static void take_rows(const Attention *job, const Tile *tile, Room *room) {
   const SwarmBatch *batch = job->batch;
   int64_t size = job->cache->key_size, kind = job->cache->kind, bytes = operand_bytes(kind);
   int64_t padded = key_elements(job->cache);
+  if (is_latent(job->cache)) memset(room->queries, 0, (size_t)(padded / 2 * pair_bytes((int)kind)));
   for (int64_t row = 0; row < tile->rows; row++) {
     int64_t token = token_of(job, tile, row);
     int64_t head = query_head_of(job, tile, row);
     int64_t from = (tile->span->offset + token) * batch->query_token + head * batch->query_head;
     const char *query = (const char *)batch->query + from * bytes_of(kind);
     char *to = room->queries + row * padded * bytes;
+    room->places[row] = tile->span->start + token;
+    if (is_latent(job->cache)) {
+      pack_query(job->cache, room->queries, row, query);
+      continue;
+    }
     if (bytes == bytes_of(kind))
       memcpy(to, query, (size_t)(size * bytes));
     else
       widen_row((float *)to, (const uint16_t *)query, size);
     if (padded > size) memset(to + size * bytes, 0, (size_t)bytes);
-    room->places[row] = tile->span->start + token;
   }
 }
 
@@ -388,6 +424,16 @@ static int64_t stretches_of(const Attention *job, int64_t tiles, int threads) {
 
 /* --- all of it --- */
 
+static void write_latent_head(const Attention *job, const SwarmSpan *span, int64_t head) {
+  const SwarmCache *cache = job->cache;
+  const SwarmBatch *batch = job->batch;
+  int64_t from = span->offset * batch->key_token + head * batch->key_head, bytes = bytes_of(cache->kind);
+  write_latents(cache, latent_at(cache, span->place, head, span->start), (const char *)batch->key + from * bytes,
+                batch->key_token, span->start, span->count);
+  for (int64_t token = 0; span->guessed && (token = first_spoiled(job, span, head, token)) < span->count; token++)
+    memset(latent_at(cache, span->place, head, span->start + token), 0, (size_t)(cache->key_size * bytes));
+}
+
 static void write_head(const void *argument, int64_t index, int64_t next) {
   (void)next;
   const Attention *job = argument;
@@ -395,6 +441,10 @@ static void write_head(const void *argument, int64_t index, int64_t next) {
   const SwarmBatch *batch = job->batch;
   const SwarmSpan *span = &job->spans[index / cache->heads];
   int64_t head = index % cache->heads, bytes = bytes_of(cache->kind);
+  if (is_latent(cache)) {
+    write_latent_head(job, span, head);
+    return;
+  }
   write_keys(cache, (char *)cache->keys + (span->place * cache->key_place + head * cache->key_head) * bytes,
              (const char *)batch->key + (span->offset * batch->key_token + head * batch->key_head) * bytes,
              batch->key_token, span->start, span->count);

@@ -6,6 +6,7 @@
 #include "norms.h"
 #include "products.h"
 #include "quantize.h"
+#include "recurrence.h"
 #include "rope.h"
 #include "sampling.h"
 
@@ -28,4 +29,7 @@ const SwarmKernels TABLE(VARIANT) = {
     .combine = combine,
     .lower = lower,
     .quantize = quantize,
+    .convolve = convolve,
+    .recur = recur,
+    .scan = scan,
 };

@@ -83,6 +83,24 @@ INLINE vec gelu(vec x) {
   return v_select(m_less(x, zero), v_mul(half, tail), v_mul(half, v_sub(v_set(2.0f), tail)));
 }
 
+/*
+ * log(1 + e^x): the greater of x and 0, and log(1 + e^-|x|). With s = e / (2 + e), which is at most a third, that is
+ * 2 (s + s^3 / 3 + s^5 / 5 ...).
+ */
+INLINE vec softplus(vec x) {
+  vec zero = v_set(0.0f), e = exponential(v_min(x, v_sub(zero, x)));
+  vec s = v_div(e, v_add(v_set(2.0f), e)), square = v_mul(s, s);
+  vec sum = v_set(1.0f / 15);
+  sum = v_fma(sum, square, v_set(1.0f / 13));
+  sum = v_fma(sum, square, v_set(1.0f / 11));
+  sum = v_fma(sum, square, v_set(1.0f / 9));
+  sum = v_fma(sum, square, v_set(1.0f / 7));
+  sum = v_fma(sum, square, v_set(1.0f / 5));
+  sum = v_fma(sum, square, v_set(1.0f / 3));
+  sum = v_fma(v_mul(sum, square), s, s);
+  return v_add(v_max(zero, x), v_add(sum, sum));
+}
+
 INLINE vec relu(vec x) { return v_max(v_set(0.0f), x); } /* NaN, the second one, stays */
 
 INLINE vec quick_gelu(vec x) { return v_mul(x, sigmoid(v_mul(v_set(1.702f), x))); }

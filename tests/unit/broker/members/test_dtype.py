@@ -87,6 +87,40 @@ def test_the_broker_s_setting_counts_from_the_first_worker_on(make_bench: MakeBe
     assert isinstance(knock(bench, "w1", "float32"), Welcome)
 
 
+ABLE = {"gpu": ("float32", "bfloat16", "float16"), "cpu": ("float32", "bfloat16"), "old": ()}
+
+
+def introduce(bench: Bench, name: str, dtype: str, able: str) -> list[tuple[str, Order]]:
+    """A worker that leaves its dtype open says Hello; who is told what of its membership."""
+    told = orders(bench.tell(name, msgspec.structs.replace(hello_of(bench, name, dtype), dtypes=ABLE[able])))
+    return [(who, order) for who, order in told if isinstance(order, Welcome | Denied)]
+
+
+def test_workers_agree_on_a_dtype_that_all_can_compute_in(bench: Bench) -> None:
+    """Before there is a plan: a GPU with float16, and then a CPU, for which the GPU changes to float32."""
+    introduce(bench, "w0", "float16", "gpu")
+    (_, denied), (_, welcome) = introduce(bench, "w1", "float32", "cpu")
+    assert denied == Denied(
+        reason="worker w1 can't compute in float16, so the swarm computes in float32", dtype="float32"
+    )
+    assert isinstance(welcome, Welcome)
+    ((_, back),) = introduce(bench, "w0", "float32", "gpu")
+    assert isinstance(back, Welcome)
+    assert bench.state.manifest is not None
+    assert bench.state.manifest.dtype == "float32"
+
+
+@pytest.mark.parametrize(("first", "is_planned"), [("gpu", True), ("old", False)])
+def test_a_dtype_stays_once_there_is_a_plan_or_if_a_member_can_t_change(
+    bench: Bench, first: str, is_planned: bool
+) -> None:
+    introduce(bench, "w0", "float16", first)
+    bench.state.plans.epoch = int(is_planned)
+    ((_, denied),) = introduce(bench, "w1", "float32", "cpu")
+    assert isinstance(denied, Denied)
+    assert denied.dtype == "float16"
+
+
 def test_another_model_in_another_dtype_is_another_model(bench: Bench) -> None:
     """Its worker would load all of it anew for nothing."""
     knock(bench, "w0", "bfloat16")

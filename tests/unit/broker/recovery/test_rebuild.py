@@ -214,6 +214,14 @@ def test_layers_that_lag_differently(before: int, behind: int, expected: list[tu
     assert long_runs(held, {"a": ((4, 1000),)}, BETWEEN) == expected
 
 
+def test_layers_with_states_begin_where_states_are_kept() -> None:
+    """Both have passed position 512, whose state they keep."""
+    held = {"a": ((0, 4, 1000), (4, 6, 900)), "c": ((6, 8, 700), (8, 12, 1000))}
+    found = find_rebuild_runs(long_sequence(), BETWEEN, said(held, {"a": ((4, 1000),)}), stride=512)
+    assert isinstance(found, list)
+    assert [run_range(run) for run in found] == [(4, 8, 512, 1000)]
+
+
 def test_a_short_end_through_all_layers_is_replayed_too() -> None:
     """Only if most of the work goes through all of them, the sequence is computed again like a prompt."""
     plan = plan_of(("b", 0, 12))

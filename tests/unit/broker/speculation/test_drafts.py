@@ -18,6 +18,7 @@ from swarm.broker.speculation.drafts import (
     PROBE_DEPTH,
     PROBE_EVERY,
     Drafts,
+    refusal,
     vocabulary_difference,
 )
 from swarm.params import Grammar
@@ -509,6 +510,11 @@ def test_a_draft_model_with_another_vocabulary_is_stopped_with_one_error(make_be
     report = swarm.drafts.report()
     assert report["state"] == "refused"
     assert "another vocabulary" in str(report["problem"])
+
+
+def test_a_model_with_states_has_no_draft_model() -> None:
+    assert not refusal(loaded(), fake_manifest())
+    assert "chain keeps states" in refusal(loaded(), fake_manifest(state_stride=64))
 
 
 def test_an_unusable_draft_model_is_reported(swarm: DraftBench) -> None:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from swarm.client.text.tokenizer import TextModel
+from swarm.client.text.tokenizer import ChatRendering, TextModel
 from swarm.errors import InvalidRequest, ModelError
 from tests.integration.fake_broker import tokenizer_files
 
@@ -80,6 +80,45 @@ def test_a_template_file_goes_before_the_configuration() -> None:
     assert model("{{ messages[0].content }}!").render_chat([USER]) == "hi!"
     named = [{"name": "tools", "template": "no"}, {"name": "default", "template": "yes"}]
     assert model(chat_template=named).render_chat([USER]) == "yes"
+
+
+def test_the_template_of_a_processor_goes_before_the_tokenizers() -> None:
+    """Older multimodal checkpoints have it in a file of its own, next to one for text, or to none."""
+    files = tokenizer_files() | {"chat_template.json": json.dumps({"chat_template": "whole"}).encode()}
+    for more, expected in (({}, "whole"), ({"chat_template.jinja": b"newer"}, "newer")):
+        loaded = TextModel.load(files | more)
+        assert loaded is not None
+        assert loaded.render_chat([USER]) == expected
+    with pytest.raises(ModelError, match=r"chat_template\.json is not valid JSON"):
+        TextModel.load(files | {"chat_template.json": b"{"})
+
+
+# As in LLaVA's and SmolVLM's checkpoints: the letters of a text are no parts, so nothing of it would be shown.
+PARTS = [
+    "{% for m in messages %}{{ m.role }}:{% for part in m.content | selectattr('type', 'equalto', 'text') %}"
+    "{{ part.text }}{% endfor %}|{% endfor %}",
+    """{% for m in messages %}{{ m["role"] }}:{% for part in m["content"] %}{% if part["type"] == "image" %}<image>"""
+    """{% elif part["type"] == "text" %}{{ part["text"] }}{% endif %}{% endfor %}|{% endfor %}""",
+]
+
+
+@pytest.mark.parametrize("template", PARTS)
+def test_a_template_that_shows_parts_only_gets_parts(template: str) -> None:
+    loaded = model(template)
+    chat = [{"role": "system", "content": "be short"}, USER, {"role": "assistant", "content": ""}]
+    assert loaded.render_chat(chat) == "system:be short|user:hi|assistant:|"
+    assert loaded.render_chat([{"role": "user", "content": [{"type": "text", "text": "hi"}]}]) == "user:hi|"
+    half = [USER, {"role": "assistant", "content": "I"}]
+    ids = loaded.encode_chat(half, how=ChatRendering(continues=True))
+    assert loaded.decode_all(ids).endswith("assistant:I")
+
+
+def test_a_template_that_shows_a_text_gets_it() -> None:
+    """Whether it could take parts, too, or fails at both."""
+    both = "{{ messages[0].content if messages[0].content is string else messages[0].content[0]['text'] ~ '?' }}"
+    assert model(both).render_chat([USER]) == "hi"
+    assert model("{{ messages[0].content ~ {'text': 1}['text'] }}").render_chat([USER]) == "hi1"
+    assert not model("{{ raise_exception('text') }}").takes_parts
 
 
 def test_templates_see_what_transformers_shows_them() -> None:

@@ -229,6 +229,26 @@ def test_an_answer_continues_the_last_message(name: str, half: str) -> None:
     assert text.render_chat(ready.messages, **ready.variables).startswith(shown.rstrip())
 
 
+def test_a_multimodal_models_template_shows_every_text() -> None:
+    """One that goes through the parts of contents: texts, lists of parts, and calls that it can't show."""
+    template = (
+        b"{% for m in messages %}{{ m.role }}:{% for part in m.content %}{% if part['type'] == 'image' %}<image>"
+        b"{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}|{% endfor %}"
+    )
+    text = TextModel.load({**tokenizer_files(), "chat_template.jinja": template})
+    assert text is not None
+    parts = [{"type": "text", "text": "How is it"}, {"type": "text", "text": "in Rome?"}]
+    messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": parts}]
+    messages += [{"role": "assistant", "tool_calls": [called(1, "Rome")]}, result(1, "dry")]
+    features = probe_template(text)
+    assert features.system
+    ready = adapt_conversation(messages, ToolOptions(()), detect_format(text.template_source, text.added), features)
+    shown = text.render_chat(ready.messages, **ready.variables)
+    assert shown.startswith("system:Be short.|user:How is it\nin Rome?|assistant:<tool_call>")
+    assert "Rome" in shown.partition("assistant:")[2]
+    assert "dry" in shown
+
+
 def test_only_a_text_of_the_assistant_is_continued() -> None:
     call = {"role": "assistant", "content": "I look.", "tool_calls": [called(1, "Rome")]}
     for last in ([], [USER], [{"role": "assistant", "content": ""}], [call]):

@@ -50,6 +50,27 @@ def test_what_the_parts_weigh(tmp_path: Path, tables: tuple[str, ...]) -> None:
     assert (more.layer_bytes, more.embed_bytes, more.head_bytes) == ((128, 64), 64, 64)
 
 
+def test_layers_that_predict_several_tokens_are_ignored(tmp_path: Path) -> None:
+    """They are stored behind the model's own, or beside them, and take no memory."""
+    own = ("embed.weight", *LAYERS)
+    expected = model(tmp_path, *own).manifest("bfloat16")
+    more = [*own, "model.layers.2.q", "model.layers.2.shared_head.head.weight", "mtp.fc.weight", "mtp.layers.0.q"]
+    found = model(tmp_path, *more, num_nextn_predict_layers=1)
+    assert found.manifest("bfloat16").layer_bytes == expected.layer_bytes
+    assert found.manifest("bfloat16").head_bytes == expected.head_bytes
+    assert list(found.tensors) == list(own)
+    with pytest.raises(ModelError, match="json has 2 layers"):
+        model(tmp_path, *more, "model.layers.3.q", num_nextn_predict_layers=1).manifest("bfloat16")
+
+
+def test_a_latent_is_stored_once(tmp_path: Path) -> None:
+    """As many numbers of a position as a latent and a rotated key have, whatever the heads."""
+    latent = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_attention_heads": 128, "num_key_value_heads": 128}
+    for dtype, num_bytes in (("bfloat16", 2), ("float32", 4)):
+        manifest = model(tmp_path, "embed.weight", *LAYERS, **latent).manifest(dtype)
+        assert manifest.kv_bytes_per_token == (576 * num_bytes,) * 2
+
+
 def test_a_model_without_tables_is_none(tmp_path: Path) -> None:
     """Nor one that lacks a layer, or has one too many."""
     with pytest.raises(ModelError, match="has no embedding of 5 tokens"):

@@ -21,7 +21,7 @@ NAMED: dict[str, tuple[dict[str, Any], str]] = {
     "encoder": ({"model_type": "bert"}, "models of kind bert can't be served: an encoder"),
     "both": ({"model_type": "t5"}, "models of kind t5 can't be served: an encoder with a decoder"),
     "both, of a kind that is not listed": ({"model_type": "bert-generation", "is_encoder_decoder": True}, "an encoder"),
-    "state": ({"model_type": "mamba"}, "layers with a state between positions"),
+    "state": ({"model_type": "rwkv"}, "layers with a state between positions"),
     "code": ({"model_type": "mine", "auto_map": {"AutoConfig": "x.Y"}}, "Swarm never runs a model's code"),
     "unknown": ({"model_type": "unheard-of"}, "has no models of kind unheard-of"),
     "format": ({"model_type": "llama", "quantization_config": {"quant_method": "exl2"}}, "quantized with EXL2"),

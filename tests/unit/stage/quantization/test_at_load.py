@@ -24,6 +24,7 @@ LAYER = {
     "model.layers.0.self_attn.q_proj.weight": (128, HIDDEN),
     "model.layers.0.mlp.gate_proj.weight": (192, HIDDEN),
     "model.layers.0.mlp.gate.weight": (64, HIDDEN),  # the router
+    "model.layers.0.self_attn.kv_b_proj.weight": (256, HIDDEN),  # heads of latents
     "model.layers.0.input_layernorm.weight": (HIDDEN,),
     "model.layers.0.self_attn.q_proj.bias": (128,),
     "model.layers.0.self_attn.small.weight": (8, HIDDEN),
@@ -66,7 +67,7 @@ def test_a_plain_checkpoint_stays_plain(tmp_path: Path, weights: str) -> None:
 
 
 def test_matrices_are_quantized_and_the_rest_is_not(tmp_path: Path) -> None:
-    """Routers, norms and biases stay as they are, and matrices that would not become smaller."""
+    """Routers, heads of latents, norms and biases stay as they are, and matrices that would not become smaller."""
     checkpoint = opened(tmp_path, Quantization("int8"))
     assert widths(checkpoint) == dict.fromkeys(MATRICES | TABLES.keys(), "int8")
     assert checkpoint.tensors.keys() == (LAYER | TABLES).keys() - checkpoint.quantized.keys()
@@ -133,6 +134,16 @@ def test_gate_and_up_of_unlike_formats_count_dense(tmp_path: Path) -> None:
     assert checkpoint.manifest("bfloat16").layer_bytes[0] == packed + both * (2 - 4.5 / 8)
 
 
+def test_heads_of_latents_count_dense(tmp_path: Path) -> None:
+    """They multiply by rows and by columns; a kernel reads a quantized matrix by rows only."""
+    plain, name = opened(tmp_path, Quantization()).manifest("bfloat16"), "model.layers.0.self_attn.kv_b_proj.weight"
+    tensors = LAYER | TABLES | {f"{name}_scale": (1,)}
+    folder = write_model(tmp_path, tensors, [name], quantization_config={"quant_method": "fp8"})
+    checkpoint = Checkpoint(folder)
+    assert widths(checkpoint) == {name: "FP8"}
+    assert checkpoint.manifest("bfloat16").layer_bytes == plain.layer_bytes
+
+
 EXPERTS = {
     f"model.layers.0.mlp.experts.{expert}.{part}_proj.weight": (128, HIDDEN)
     for expert in range(3)
@@ -178,7 +189,7 @@ def test_tables_beside_a_quantized_head_have_their_own_settings(tmp_path: Path) 
 
 def test_sizes_are_those_of_the_packed_matrices(tmp_path: Path) -> None:
     """4.5 bits in groups of 32, 4.125 in groups of 128; int6 with 6.5, int8 with 8.5."""
-    plain_bytes = 2 * (64 * HIDDEN + HIDDEN + 128 + 8 * HIDDEN)
+    plain_bytes = 2 * (64 * HIDDEN + 256 * HIDDEN + HIDDEN + 128 + 8 * HIDDEN)
     for group, bits in ((32, 4.5), (128, 4.125)):
         manifest = opened(tmp_path, Quantization("int4", group)).manifest("bfloat16")
         assert manifest.layer_bytes == ((128 + 192) * HIDDEN * bits / 8 + plain_bytes,)

@@ -1,0 +1,136 @@
+"""Whether a model from files is served as transformers computes it: logits, greedy tokens, and bits that depend neither
+on the cut nor on the crowd, nor on what was lost or taken over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from swarm.stage.engine import selfcheck
+from swarm.stage.engine.tiny import VOCABULARY
+from swarm.stage.executor import Batch
+from swarm.stage.model.configuration import fix_rope
+from swarm.wire.messages import Row
+from tests.model.cutting import LIMIT, Cutter, Pipeline, never, nothing, random_tokens
+from tests.model.models import load_whole
+
+PROMPT = 40
+# Where a router's scores nearly tie, two right computations choose other experts, so the logits of one prompt may
+# differ. Those of three prompts differ by no such accident.
+SEEDS = (3, 4, 5)
+DTYPES = ("float32", "bfloat16")
+
+
+def check_as_transformers(folder: Path, num_new: int, most_stages: int) -> None:
+    """Compare with transformers in float32 and bfloat16, cut into up to ``most_stages``."""
+    whole, cutter = load_served(folder), Cutter()
+    num_layers = whole.config.get_text_config().num_hidden_layers
+    lines = [even_lines(num_layers, num) for num in range(1, min(most_stages, num_layers) + 1)]
+    reasons: list[str] = []
+    for seed in SEEDS:
+        tokens = greedy(whole, random_tokens(PROMPT, seed=seed, vocabulary=VOCABULARY), num_new)
+        with torch.inference_mode():
+            expected = whole(torch.tensor([tokens]), use_cache=False).logits[0]
+        made = {dtype: [logits(cutter.cut(folder, cut, dtype), tokens) for cut in lines] for dtype in DTYPES}
+        for dtype, results in made.items():
+            assert all(torch.equal(results[0], other) for other in results[1:]), dtype
+            check_recoveries(cutter.cut(folder, lines[-1], dtype), tokens, results[0])
+        reasons = [reason for dtype in DTYPES if (reason := difference(made[dtype][0], expected, dtype))]
+        if not reasons:
+            return
+    raise AssertionError(reasons)
+
+
+def load_served(folder: Path) -> Any:
+    """Load transformers' whole model; of two sets of ``longrope`` factors, it gets the one that Swarm takes for all
+    lengths."""
+    config = AutoConfig.from_pretrained(folder)
+    if "longrope" not in str(getattr(config, "rope_parameters", None)):
+        return load_whole(folder)
+    attention = {"dtype": torch.float32, "attn_implementation": "eager"}
+    return AutoModelForCausalLM.from_pretrained(folder, config=fix_rope(config), **attention).eval()
+
+
+def even_lines(num_layers: int, num_stages: int) -> tuple[int, ...]:
+    return tuple(num * num_layers // num_stages for num in range(num_stages + 1))
+
+
+def greedy(whole: object, tokens: list[int], num_new: int) -> list[int]:
+    for _ in range(num_new):
+        with torch.inference_mode():
+            tokens = [*tokens, int(whole(torch.tensor([tokens]), use_cache=False).logits[0, -1].argmax())]  # type: ignore[operator]
+    return tokens
+
+
+def difference(logits: torch.Tensor, expected: torch.Tensor, dtype: str) -> str:
+    """How the logits of a greedy answer differ by more than rounding; in bfloat16, in the median of the positions."""
+    scale = float(expected.abs().max())
+    off = (logits.float() - expected).abs().amax(-1) / scale
+    worst = float(off.max() if dtype == "float32" else off.median())
+    if not worst < selfcheck.allowed_difference(dtype):
+        return f"{dtype}: off by {worst:.1e}"
+    if dtype == "float32":
+        best = expected[PROMPT - 1 :].topk(2).values
+        clear = (best[:, 0] - best[:, 1]) / scale > selfcheck.TOLERANCE
+        if not clear.sum() > len(clear) // 2:
+            return "the greedy tokens are chance"
+        if not torch.equal(logits[PROMPT - 1 :].argmax(-1)[clear], expected[PROMPT - 1 :].argmax(-1)[clear]):
+            return "other greedy tokens"
+    return ""
+
+
+def logits(pipeline: Pipeline, tokens: list[int]) -> torch.Tensor:
+    """Of a prompt in chunks and then single tokens, beside sequences whose rows come and go."""
+    pipeline.open(1, 2, 3)
+    pieces, start = [], 0
+    for number, count in enumerate((17, 16, PROMPT - 33, *[1] * (len(tokens) - PROMPT))):
+        mine, other = (1, start, tokens[start : start + count]), (2, number, tokens[number : number + 1])
+        parts = [other, mine] if number % 3 else [mine, other, (3, number, tokens[number : number + 3])]
+        pieces.append(pipeline.logits(*parts)[parts.index(mine)])
+        start += count
+    return torch.cat(pieces)
+
+
+def check_recoveries(pipeline: Pipeline, tokens: list[int], expected: torch.Tensor) -> None:
+    """A stage is lost and computes its logged inputs again; another sequence begins with this one's prefix."""
+    for each in pipeline.stages:
+        each.reset()
+    pipeline.open(1)
+    inputs = run(pipeline, 1, 0, tokens)[1]
+    at, lost = PROMPT + 3, len(pipeline.stages) // 2
+    stage = pipeline.stages[lost]
+    pipeline.truncate(1, at)
+    stage.release(1)
+    stage.open(1, LIMIT)
+    again = inputs[lost]
+    row, ids = (Row(1, 0, at, False),), np.asarray(tokens[:at], np.int64)
+    stage.forward(Batch(row, ids, None if again is None else again[:at], ()), never, nothing)
+    assert is_same(pipeline, run(pipeline, 1, at, tokens[at:])[0], expected[at:]), "after a replay"
+    for each in pipeline.stages:
+        each.fork(4, 1, 32, LIMIT)
+    assert is_same(pipeline, run(pipeline, 4, 32, tokens[32:])[0], expected[32:]), "after a fork"
+
+
+def is_same(pipeline: Pipeline, logits: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether the bits are the same; of stages that call themselves inexact, the numbers."""
+    kernels = [stage._kernels.describe(stage._active_stage().modules)[0] for stage in pipeline.stages]
+    if not any("inexact" in each for each in kernels):
+        return torch.equal(logits, expected)
+    off = (logits.float() - expected.float()).abs().amax(-1) / float(expected.abs().max())
+    return float(off.median()) < selfcheck.TOLERANCE
+
+
+def run(
+    pipeline: Pipeline, sequence: int, start: int, tokens: Sequence[int]
+) -> tuple[torch.Tensor, list[np.ndarray | None]]:
+    """Return the logits, and each stage's input."""
+    rows, ids = (Row(sequence, start, len(tokens), False),), np.asarray(tokens, np.int64)
+    inputs: list[np.ndarray | None] = [None]
+    for stage in pipeline.stages[:-1]:
+        inputs.append(stage.forward(Batch(rows, ids, inputs[-1], ()), never, nothing).hidden)
+    return pipeline.stages[-1].logits(Batch(rows, ids, inputs[-1], ())), inputs
