@@ -47,15 +47,23 @@ VISION: dict[str, Any] = {
 EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 
 
-def save_model(folder: Path, kind: str = "qwen3_vl", dtype: torch.dtype = torch.float32, **text: Any) -> Path:
-    """Save a random model in the layout in which checkpoints of this kind are released."""
+def save_model(
+    folder: Path,
+    kind: str = "qwen3_vl",
+    dtype: torch.dtype = torch.float32,
+    tokens: tuple[int, int, int] = (IMAGE, BEGIN, END),
+    **text: Any,
+) -> Path:
+    """Save a random model in the layout in which checkpoints of this kind are released. ``tokens``: ids of an image's
+    placeholder, beginning and end."""
+    image, begin, end = tokens
     config = AutoConfig.for_model(
         kind,
         text_config=TEXT | text,
         vision_config=VISION,
-        image_token_id=IMAGE,
-        vision_start_token_id=BEGIN,
-        vision_end_token_id=END,
+        image_token_id=image,
+        vision_start_token_id=begin,
+        vision_end_token_id=end,
     )
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(0)

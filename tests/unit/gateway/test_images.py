@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from swarm.gateway.apis import anthropic, items, ollama
 from swarm.gateway.errors import ApiError
@@ -62,11 +64,10 @@ class Served:
 
 
 def picture(width: int, height: int, kind: str = "PNG", seed: int = 3, mode: str = "RGB") -> bytes:
-    image_module = pytest.importorskip("PIL.Image")
     shape = (height, width) if mode == "L" else (height, width, len(mode))
     numbers = np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
     file = io.BytesIO()
-    image_module.fromarray(numbers, mode).save(file, kind)
+    Image.fromarray(numbers, mode).save(file, kind)
     return file.getvalue()
 
 
@@ -81,14 +82,11 @@ def asked(*parts: Any, role: str = "user") -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("width", "height"), [(200, 130), (64, 64), (33, 900), (17, 19), (1024, 768)])
 @pytest.mark.parametrize("mode", ["RGB", "RGBA"])
 def test_pixels_equal_those_of_transformers(width: int, height: int, mode: str) -> None:
-    pil = pytest.importorskip("PIL.Image")
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
     data = picture(width, height, mode=mode)
     size = {"shortest_edge": VISION.least, "longest_edge": RULES.max_tokens * 32 * 32}
     own = {"image_mean": VISION.mean, "image_std": VISION.std, "patch_size": 16, "merge_size": 2}
     processor = Qwen2VLImageProcessorPil(size=size, **own)
-    expected = processor(pil.open(io.BytesIO(data)).convert("RGB"), return_tensors="np")
+    expected = processor(Image.open(io.BytesIO(data)).convert("RGB"), return_tensors="np")
     image = prepare_image(data, VISION, RULES, "messages")
     assert [1, image.rows * 2, image.columns * 2] == expected["image_grid_thw"][0].tolist()
     numbers = np.frombuffer(image.pixels, np.uint8).reshape(-1, 3, 1, 256)
@@ -138,9 +136,9 @@ def test_placeholders_are_repeated_for_each_token() -> None:
         (asked(image_part("https://example.org/cat.png")), "not fetched here"),
         (asked(image_part("data:image/png;base64,%%%")), "not valid base64"),
         (asked({"type": "image_url"}), "needs a url"),
-        (asked(image_part(url(b"no image"))), "no known format|install Pillow"),
+        (asked(image_part(url(b"no image"))), "no known format"),
         (asked(image_part(url(b"")), role="assistant"), "only users' may"),
-        (asked(image_part(url(b"")), {"type": "input_audio"}), "no known format|install Pillow"),
+        (asked(image_part(url(b"")), {"type": "input_audio"}), "no known format"),
     ],
 )
 def test_bad_images_get_one_clear_error(messages: list[dict[str, Any]], why: str) -> None:
