@@ -149,6 +149,7 @@ def _check(model: str) -> str:
     from swarm.stage.model.kinds import check_folder
     from swarm.stage.model.location import locate_model
     from swarm.stage.model.text_tower import TEXT_ONLY_NOTE, is_multimodal
+    from swarm.stage.model.vision import has_images
 
     folder = Path(model).expanduser()
     if (folder / "config.json").is_file():
@@ -161,7 +162,8 @@ def _check(model: str) -> str:
     from swarm.stage.model.build import check_served
 
     check_served(folder)
-    return f"{architecture}; {TEXT_ONLY_NOTE}" if is_multimodal(read_json(folder / "config.json")) else architecture
+    config = read_json(folder / "config.json")
+    return f"{architecture}; {TEXT_ONLY_NOTE}" if is_multimodal(config) and not has_images(config) else architecture
 
 
 def _find_stored() -> Iterator[StoredModel]:
@@ -217,4 +219,4 @@ def _describe(name: str, locate: Callable[[], ModelLocation]) -> StoredModel:
     except ModelError as error:
         problem = str(error)
     weights = ", ".join(formats)
-    return StoredModel(name, checkpoint.num_bytes, missing, weights, problem, checkpoint.is_multimodal)
+    return StoredModel(name, checkpoint.num_bytes, missing, weights, problem, checkpoint.is_text_only)

@@ -54,6 +54,11 @@ class WorkerSettings(Section):
         "those of worker.dtype. int8: rounded to 8 bits, with a scale for each group: faster in prompts, less "
         "precise, and with the same bits on every processor.",
     )
+    images: bool = Field(
+        default=True,
+        description="Load the vision tower of a model that has one, the same for all workers of the swarm. false: text "
+        "only, which saves the tower's memory on the first stage.",
+    )
     adapters: tuple[Adapter, ...] = Field(
         default=(),
         description="LoRA adapters, the same for all workers of the swarm: NAME=DIR, a folder in peft's format, or "

@@ -15,8 +15,9 @@ from swarm.errors import IllegalMove
 from swarm.params import ImageSpan
 from swarm.stage.engine import portability
 from swarm.stage.engine.images import rotary_positions
+from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.wire.messages import LayerRange
-from tests.model.cutting import Cutter, never, nothing, ready
+from tests.model.cutting import MANY, Cutter, never, nothing, ready
 from tests.model.seeing import EXPERTS, IMAGE, NUM_LAYERS, VISION, Prompt, SeeingPipeline, save_model
 
 PROMPT = Prompt(20, (3, 5), 7, (2, 2), 30)
@@ -154,6 +155,18 @@ def test_only_the_first_stage_has_the_tower(folders: Folders) -> None:
         sum(p.nbytes for p in part.parameters()) for part in (model.visual, model.language_model.embed_tokens)
     )
     assert manifest.embed_bytes == tower + embedding
+
+
+def test_text_alone_needs_no_tower(folders: Folders) -> None:
+    executor = TorchExecutor(str(folders()), dtype="float32", memory_limit=MANY, images=False)
+    manifest, whole = executor.manifest, ready(folders(), LayerRange(0, 3)).manifest
+    assert (manifest.vision, "text only" in manifest.architecture) == (None, True)
+    tower = sum(parameter.nbytes for parameter in whole_model(folders()).model.visual.parameters())
+    assert whole.embed_bytes - manifest.embed_bytes == tower
+    executor.prepare(LayerRange(0, 1), (), 8, nothing)  # may end between the layers that take features
+    executor.activate(LayerRange(0, 1))
+    stage = executor._layers.active.stage
+    assert (stage.tower, "visual" in stage.modules) == (None, False)
 
 
 def test_the_towers_bits_do_not_depend_on_the_processor(folders: Folders) -> None:

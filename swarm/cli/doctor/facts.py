@@ -301,7 +301,7 @@ def inspect_model(name: str | None) -> ModelFacts | None:
 
                 is_refused = True
                 check_served(location.folder)
-        limits = TEXT_ONLY_NOTE if checkpoint.is_multimodal else ""
+        limits = TEXT_ONLY_NOTE if checkpoint.is_text_only else ""
         return ModelFacts(path, checkpoint.num_bytes, digest=digest, missing_bytes=missing, limits=limits)
     except ModelError as error:
         return ModelFacts(path, error=str(error), is_refused=is_refused)

@@ -73,5 +73,5 @@ def _resolve(model: str, quantization: Quantization) -> ResolvedModel:
         progress.clear_status()
     # raises ModelError, once instead of in each worker
     checkpoint = Checkpoint.at(location, quantization)
-    limits = TEXT_ONLY_NOTE if checkpoint.is_multimodal else ""
+    limits = TEXT_ONLY_NOTE if checkpoint.is_text_only else ""
     return ResolvedModel(checkpoint.name, location.name, checkpoint.num_bytes, limits)

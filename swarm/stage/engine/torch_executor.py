@@ -92,7 +92,7 @@ class TorchExecutor:
     bytes that this worker may use in total (default: the device's free memory). ``kv_share``: share of the memory left
     by the weights that keys and values may take. ``threads``: number of threads that compute while other steps are in
     flight (default: torch's choice), ``threads_alone``: when there is no other step (default: all available cores).
-    ``adapters``: folders of adapters by name.
+    ``adapters``: folders of adapters by name. ``images``: load the vision tower, if there is one.
     """
 
     def __init__(
@@ -107,9 +107,10 @@ class TorchExecutor:
         threads_alone: int | None = None,
         kv_share: float = KV_SHARE,
         adapters: Mapping[str, str] = MappingProxyType({}),
+        images: bool = True,
     ) -> None:
         place = locate_model(path, log_fetching)
-        self._checkpoint = Checkpoint.at(place, quantization)
+        self._checkpoint = Checkpoint.at(place, quantization, images=images)
         self._device = parse_device(device)
         self._dtype_name = choose_dtype(dtype, self._checkpoint.stored_dtype, self._device)
         self.threads = threads or torch.get_num_threads()

@@ -85,7 +85,7 @@ class Checkpoint:
 
     ``tensors`` are the plain tensors and ``quantized`` the quantized matrices, by the names of a plain checkpoint;
     ``gguf`` has, by the same names, what must be undone when they are read. ``quantization``: how weights are quantized
-    at load. Raises ``ModelError`` with the file and the problem.
+    at load. ``images``: read the vision tower, if there is one. Raises ``ModelError`` with the file and the problem.
     """
 
     def __init__(
@@ -94,6 +94,8 @@ class Checkpoint:
         remote: RemoteWeights | None = None,
         quantization: Quantization = AS_STORED,
         gguf: GgufModel | None = None,
+        *,
+        images: bool = True,
     ) -> None:
         self.folder = folder
         self._remote = remote
@@ -111,7 +113,7 @@ class Checkpoint:
             kind = str(self.text_config.get("model_type"))
             tensors = dict(read_tensors(folder, remote))
             plain_name: Callable[[str], str | None] = choose_names(tensors) if self.is_multimodal else str
-            tower = find_tower(self.config, tensors)
+            tower = find_tower(self.config, tensors) if images else {}
             tensors = {
                 name: tensor
                 for name, tensor in tensors.items()
@@ -145,8 +147,8 @@ class Checkpoint:
         return is_later or _PREDICTION.match(name) is not None
 
     @classmethod
-    def at(cls, location: ModelLocation, quantization: Quantization = AS_STORED) -> Checkpoint:
-        return cls(location.folder, location.remote, quantization, location.gguf)
+    def at(cls, location: ModelLocation, quantization: Quantization = AS_STORED, *, images: bool = True) -> Checkpoint:
+        return cls(location.folder, location.remote, quantization, location.gguf, images=images)
 
     @property
     def name(self) -> str:
@@ -259,7 +261,7 @@ class Checkpoint:
         kv_bytes = self._layer_kv_bytes(per_token, DTYPE_BYTES[dtype])
         return Manifest(
             name=shorten_name(self.name),
-            architecture=shorten_name(self.architecture + TEXT_ONLY) if self._is_text_only else self.architecture,
+            architecture=shorten_name(self.architecture + TEXT_ONLY) if self.is_text_only else self.architecture,
             num_layers=self.num_layers,
             hidden_size=self.hidden_size,
             vocab_size=self.vocab_size,
@@ -283,7 +285,8 @@ class Checkpoint:
         )
 
     @property
-    def _is_text_only(self) -> bool:
+    def is_text_only(self) -> bool:
+        """Whether parts for images or audio are not loaded."""
         return self.is_multimodal and self.vision is None
 
     def _extra_width(self, kv_sizes: Sequence[int]) -> int:

@@ -29,9 +29,14 @@ def is_tower(name: str) -> bool:
     return _STORED.fullmatch(name) is not None
 
 
+def has_images(config: Mapping[str, Any]) -> bool:
+    """Whether images are served for this kind of model."""
+    return config.get("model_type") in _KINDS
+
+
 def find_tower(config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Return the tensors of the vision tower, by the names of the tower's own; empty if images are not served."""
-    if config.get("model_type") not in _KINDS:
+    if not has_images(config):
         return {}
     matches = ((_STORED.fullmatch(name), tensor) for name, tensor in tensors.items())
     tower = {f"visual.{match['rest']}": tensor for match, tensor in matches if match}

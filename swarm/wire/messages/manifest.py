@@ -212,6 +212,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         quantization = [(each.weights, each.activations) for each in (self, other)]
         return quantization[0] != quantization[1] and self.difference(msgspec.structs.replace(other, **same)) is None
 
+    def differs_in_images(self, other: Manifest) -> bool:
+        """Whether it is the same model, of which one side alone has the vision tower."""
+        return (self.vision is None) != (other.vision is None) and self.files == other.files
+
     def difference(self, other: Manifest) -> str | None:
         """Return the first field that differs, with both values; None if the two are the same.
 
