@@ -64,11 +64,11 @@ class GatewaySettings(Section):
         description="Pixels of an image as it comes; a larger one is refused before it is decoded.",
     )
     image_tokens: int = Field(
-        default=1024,
+        default=512,
         ge=1,
         le=4096,
         description="Tokens of an image; a larger one is shrunk. The first stage computes it in one step, while other "
-        "sequences wait.",
+        "sequences wait; the time grows faster than the tokens. More show smaller details, as in scanned pages.",
     )
     head_timeout_s: Seconds = Field(
         default=10.0, description="Seconds that a client may take to send the head of a request."

@@ -45,7 +45,7 @@ class ImageRules:
 
     max_images: int = 16
     max_pixels: int = 32_000_000
-    max_tokens: int = 1024
+    max_tokens: int = 512
 
 
 DEFAULT_RULES = ImageRules()

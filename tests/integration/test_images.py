@@ -14,7 +14,7 @@ from swarm import AsyncClient, InvalidRequest
 from swarm.client.results import Completion
 from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes, some_tokens, stages_of
-from tests.model.seeing import Prompt, save_model
+from tests.model.seeing import IMAGE, Prompt, save_model
 
 # Two prompts of equal tokens whose second images differ, one whose image takes several chunks, and one of text only.
 LIKE, UNLIKE = Prompt(20, (3, 5), 40, (8, 8), 30, seed=5), Prompt(20, (3, 5), 40, (8, 8), 30, seed=5)
@@ -40,6 +40,21 @@ async def generate_all(client: AsyncClient) -> list[tuple[int, ...]]:
     return [answer.tokens for answer in answers]
 
 
+def whole_tokens(folder: Path, prompt: Prompt) -> list[int]:
+    """The first tokens of transformers' answer."""
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    made = model.eval().generate(
+        torch.tensor([prompt.tokens]),
+        attention_mask=torch.ones(1, len(prompt.tokens)),
+        **(prompt.arguments() if prompt.images else {}),
+        max_new_tokens=24,
+        do_sample=False,
+        eos_token_id=None,
+    )
+    tokens: list[int] = made[0, len(prompt.tokens) :].tolist()
+    return tokens
+
+
 async def check_through(client: AsyncClient, swarm: Processes, expected: Any, fault: Any) -> None:
     """Answers that a fault interrupts have the tokens of undisturbed ones."""
     running = asyncio.create_task(generate_all(client))
@@ -50,7 +65,6 @@ async def check_through(client: AsyncClient, swarm: Processes, expected: Any, fa
 
 async def test_tokens_equal_the_whole_models_through_deaths(tmp_path: Path, zygote: Zygote) -> None:
     folder = save_model(tmp_path / "seeing")
-    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     logs = tmp_path / "logs"
     logs.mkdir()
     with Processes(folder, logs, launch=zygote, options={"SWARM_STATE_DIR": str(logs)}) as swarm:
@@ -59,16 +73,7 @@ async def test_tokens_equal_the_whole_models_through_deaths(tmp_path: Path, zygo
             await swarm.until_serving(client, 3)
             expected = await generate_all(client)
             for prompt, tokens in zip(PROMPTS, expected, strict=True):
-                arguments = prompt.arguments() if prompt.images else {}
-                made = model.eval().generate(
-                    torch.tensor([prompt.tokens]),
-                    attention_mask=torch.ones(1, len(prompt.tokens)),
-                    **arguments,
-                    max_new_tokens=24,
-                    do_sample=False,
-                    eos_token_id=None,
-                )
-                assert made[0, len(prompt.tokens) :].tolist() == list(tokens[:24])
+                assert whole_tokens(folder, prompt) == list(tokens[:24])
             assert expected[0] != expected[1]
 
             async def kill(place: int) -> None:
@@ -80,6 +85,25 @@ async def test_tokens_equal_the_whole_models_through_deaths(tmp_path: Path, zygo
                 await check_through(client, swarm, expected, lambda place=place: kill(place))
                 await swarm.until_serving(client, 3)
             await check_through(client, swarm, expected, lambda: swarm.restart_broker(client, 3))
+
+
+async def test_workers_die_as_they_compute_the_chunk_with_an_image(tmp_path: Path, zygote: Zygote) -> None:
+    """Each stage before its first batch that has a token of an image. Others take over."""
+    folder, trace = save_model(tmp_path / "seeing"), tmp_path / "trace"
+    dying = {"SWARM_FAILPOINTS": f"step.computes[token={IMAGE}]=kill", "SWARM_FAILPOINTS_TRACE": str(trace)}
+    with Processes(folder, tmp_path, launch=zygote, options={"SWARM_STATE_DIR": str(tmp_path)}) as swarm:
+        swarm.start_broker(2)
+        for name in ("w0", "w1"):
+            swarm.start_worker(name, **dying)
+        async with AsyncClient(swarm.url, connect_timeout_s=60) as client:
+            await swarm.until_serving(client, 2)
+            running = asyncio.create_task(generate(client, LONG, 24))
+            for name in ("x0", "x1"):
+                swarm.start_worker(name)
+            answer = await running
+            deaths = trace.read_text().splitlines()
+    assert list(answer.tokens) == whole_tokens(folder, LONG)
+    assert deaths
 
 
 async def test_a_prefix_is_shared_by_equal_images_only(tmp_path: Path, zygote: Zygote) -> None:

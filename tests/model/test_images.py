@@ -16,6 +16,7 @@ from swarm.params import ImageSpan
 from swarm.stage.engine import portability
 from swarm.stage.engine.images import rotary_positions
 from swarm.stage.engine.torch_executor import TorchExecutor
+from swarm.stage.quantization.at_load import Quantization
 from swarm.wire.messages import LayerRange
 from tests.model.cutting import MANY, Cutter, never, nothing, ready
 from tests.model.seeing import EXPERTS, IMAGE, NUM_LAYERS, VISION, Prompt, SeeingPipeline, save_model
@@ -92,6 +93,21 @@ def test_bits_depend_on_neither_chunks_nor_cuts_nor_neighbours(dtype: str, folde
     if dtype == "bfloat16":
         distance = (expected.float() - whole_logits(folder, PROMPT)).abs().mean()
         assert float(distance / expected.float().abs().mean()) < 0.1
+
+
+def test_quantized_weights_leave_the_tower_plain(folders: Folders, cutter: Cutter) -> None:
+    how, folder = Quantization("int8"), folders("qwen3_vl", torch.bfloat16)
+    whole = SeeingPipeline(cutter.cut(folder, CUTS[0], "bfloat16", how))
+    whole.open({1: PROMPT})
+    (expected,) = whole.logits((1, 0, PROMPT.tokens))
+    assert torch.equal(in_pieces(SeeingPipeline(cutter.cut(folder, CUTS[1], "bfloat16", how)), (21, 50)), expected)
+    plain = SeeingPipeline(cutter.cut(folder, CUTS[0], "bfloat16"))
+    image, towers = PROMPT.images[0], [line.stages[0]._layers.active.stage.tower for line in (whole, plain)]
+    with torch.inference_mode():
+        features = [tower.encode(image, PROMPT.pixels[image.digest]).embeddings for tower in towers]
+    assert torch.equal(*features)
+    plain.open({1: PROMPT})
+    assert not torch.equal(plain.logits((1, 0, PROMPT.tokens))[0], expected)  # the layers are quantized
 
 
 def test_a_chunk_needs_no_pixels_of_other_chunks_images(folders: Folders, cutter: Cutter) -> None:

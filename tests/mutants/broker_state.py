@@ -4,6 +4,14 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        name="prefix-images-by-tokens-alone",
+        breaks="A sequence starts from the keys and values of another image, whose tokens are the same.",
+        target="swarm.broker.state.prefix:_block_key",
+        old="content + image_content(images, start, stop)",
+        new="content",
+        caught_by="tests/unit/broker/state/test_prefix.py::test_equal_tokens_of_another_image_are_others",
+    ),
+    Mutant(
         name="dropped-without-bound",
         breaks="The ids of dropped requests are kept without bound.",
         target="swarm.broker.state.ended_requests:JournalLookups.record_dropped",
