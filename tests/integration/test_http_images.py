@@ -21,9 +21,10 @@ from transformers import AutoModelForImageTextToText, Qwen2TokenizerFast, Qwen3V
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from swarm import AsyncClient
+from swarm.cli.app import app
+from swarm.cli.output import run_app
 from tests.faults.zygote import Zygote
-from tests.integration.gateway import events_in, request
-from tests.integration.http_swarm import gateway
+from tests.integration.gateway import Gateway, events_in, request
 from tests.integration.processes import Processes, some_tokens, stages_of
 from tests.seeing_model import TEMPLATE, save_seeing_model
 
@@ -123,8 +124,12 @@ def swarm(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with Processes(folder, logs, launch=zygote, options={"SWARM_STATE_DIR": str(logs / "state")}) as processes:
         processes.start(2)
         asyncio.run(until_serving(processes))
-        with gateway(processes.url, logs / "gateway.log") as url:
-            yield Swarm(processes, url, folder)
+        gateway = Gateway(processes.url, logs, options={"SWARM_STATE_DIR": str(logs / "state")})
+        try:
+            gateway.start()
+            yield Swarm(processes, gateway.url, folder)
+        finally:
+            gateway.stop()
 
 
 async def until_serving(processes: Processes) -> None:
@@ -187,6 +192,17 @@ def test_a_prompt_has_the_ids_of_transformers(swarm: Swarm, expected: Expected) 
 def test_each_api_gives_the_answer_of_transformers(api: str, swarm: Swarm, expected: Expected) -> None:
     assert ask(swarm.url, api) == expected.answer
     assert ask(swarm.url, api, stream=True) == expected.answer
+
+
+def test_a_batch_has_images(swarm: Swarm, expected: Expected, tmp_path: Path) -> None:
+    body = {"model": "seer", "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True, **CHAT}
+    line = {"custom_id": "c", "method": "POST", "url": APIS["chat"][0], "body": body}
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text(json.dumps(line))
+    words = ["run", str(source), "--output", str(output), "--gateway", swarm.url]
+    assert run_app(lambda: app, "swarm", ["batch", *words]) == 0
+    answer = json.loads(output.read_text())["response"]["body"]
+    assert answer["choices"][0]["message"]["content"] == expected.answer
 
 
 def test_a_user_s_text_is_no_image(swarm: Swarm) -> None:

@@ -122,7 +122,7 @@ MUTANTS = (
         name="recalled-without-its-prompt",
         breaks="The answer to Recall contains the submitted request without its prompt.",
         target="swarm.broker.requests.lookups:RequestLookups.answer",
-        old="self._out.append(SendToClient(client, RequestDetails(submit=request.submit)))",
+        old="self._out.append(SendToClient(client, RequestDetails(submit=_without_pixels(request.submit))))",
         new="""
             question = request.submit
             submit = Submit(request_id=question.request_id, prompt=(0,), params=question.params, seed=question.seed)

@@ -7,8 +7,8 @@ MUTANTS = (
         name="prefix-images-by-tokens-alone",
         breaks="A sequence starts from the keys and values of another image, whose tokens are the same.",
         target="swarm.broker.state.prefix:_block_key",
-        old="content + image_content(images, start, stop)",
-        new="content",
+        old="return xxhash.xxh3_128_digest(before + content + image_content(images, start, stop))",
+        new="return xxhash.xxh3_128_digest(before + content)",
         caught_by="tests/unit/broker/state/test_prefix.py::test_equal_tokens_of_another_image_are_others",
     ),
     Mutant(
@@ -85,8 +85,8 @@ MUTANTS = (
         name="block-without-its-beginning",
         breaks="Blocks with equal tokens count as equal although different tokens precede them.",
         target="swarm.broker.state.prefix:_block_key",
-        old='return xxhash.xxh3_128_digest(before + b"".join(token.to_bytes(4, "little") for token in tokens))',
-        new='return xxhash.xxh3_128_digest(b"".join(token.to_bytes(4, "little") for token in tokens))',
+        old="return xxhash.xxh3_128_digest(before + content + image_content(images, start, stop))",
+        new="return xxhash.xxh3_128_digest(content + image_content(images, start, stop))",
         caught_by="tests/unit/broker/state/test_prefix.py::test_equal_blocks_at_other_positions_are_others",
     ),
     Mutant(

@@ -7,8 +7,8 @@ MUTANTS = (
         name="http-texts-spell-images",
         breaks="An image's place is marked by words that a message can contain, too.",
         target="swarm.gateway.images:_spell_mark",
-        old="text.spelling.secret_word(str(token))",
-        new="str(token)",
+        old='return "".join(text.spelling.secret_word(str(token)) for token in tokens)',
+        new='return "".join(map(str, tokens))',
         caught_by="tests/unit/gateway/test_images.py::test_an_image_becomes_control_tokens_between_its_texts",
     ),
     Mutant(

@@ -190,7 +190,7 @@ MUTANTS = (
     Mutant(
         name="model-code-asked-about",
         breaks="Python code in a model's folder may run if the user confirms.",
-        target="swarm.stage.model.configuration:read_config",
+        target="swarm.stage.model.configuration:read_whole_config",
         old="config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)",
         new="config = AutoConfig.from_pretrained(folder, local_files_only=True)",
         caught_by="tests/unit/stage/model/test_configuration.py::test_transformers_is_told_never_to_run_a_model_s_code",
@@ -263,8 +263,8 @@ MUTANTS = (
         name="digest-of-other-tokens",
         breaks="A worker reports the digest of the tokens that it received, not of those that it computed.",
         target="swarm.stage.sequences:StoredSequence.digests",
-        old="return prefix_digests(self.history, self.verified(max(r.position for r in self.kv)), self.open.params.adapter)",
-        new="return prefix_digests(self.open.tokens, self.verified(max(r.position for r in self.kv)), self.open.params.adapter)",
+        old="self.history, self.verified(max(r.position for r in self.kv)), params.adapter, params.images",
+        new="self.open.tokens, self.verified(max(r.position for r in self.kv)), params.adapter, params.images",
         caught_by="tests/unit/stage/test_lineage.py::test_digests_are_of_what_was_computed_and_no_more",
     ),
     Mutant(
