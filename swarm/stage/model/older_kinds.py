@@ -379,15 +379,6 @@ def _prepare_experts(self: Any, _: Any) -> None:
 # --- other parts ---
 
 
-def _mix_qwen2(self: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-    """Mix experts as the model does, with gates of one number per row, whose bits depend on nothing else."""
-    rows = hidden_states.flatten(0, 1)
-    shared = apply_aligned(torch.sigmoid, self.shared_expert_gate(rows)) * self.shared_expert(rows)
-    _, weights, chosen = self.gate(rows)
-    mixed: torch.Tensor = self.experts(rows, chosen, weights) + shared
-    return mixed.view_as(hidden_states)
-
-
 def _embed_modernbert(self: Any, input_ids: Any = None, inputs_embeds: torch.Tensor | None = None) -> torch.Tensor:
     """Embed and norm tokens. A later stage's hidden states are normed already."""
     if inputs_embeds is not None:
@@ -423,7 +414,5 @@ _PARTS: dict[str, _Replacement] = {
     "Llama4TextExperts": (_prepare_experts, mix_experts),
     "Llama4TextRotaryEmbedding": (_no_preparation, _turn_llama4),
     "ModernBertDecoderEmbeddings": (_no_preparation, _embed_modernbert),
-    "Qwen2MoeSparseMoeBlock": (_no_preparation, _mix_qwen2),
-    "Qwen3NextSparseMoeBlock": (_no_preparation, _mix_qwen2),
     "Phi4MultimodalFeatureEmbedding": (_prepare_no_images, _embed_no_images),
 }
