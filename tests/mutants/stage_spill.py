@@ -192,10 +192,10 @@ MUTANTS = (
         breaks="Stages with unlike bits write and read.",
         target="swarm.broker.steps.restoring:Restorer._common_bits",
         old="""
-            return bits.pop() if can_spill and len(bits) == 1 and not has_states else ""
+            return bits.pop() if can_spill and len(bits) == 1 and not self.state.state_stride else ""
         """,
         new="""
-            return bits.pop() if can_spill and not has_states else ""
+            return bits.pop() if can_spill and not self.state.state_stride else ""
         """,
         caught_by=f"{RESTORING}::test_otherwise_they_write_and_read_nothing",
     ),

@@ -173,7 +173,7 @@ class PlanPreviews:
         return query.suppose is not None or (current is not None and current.forecast is not None)
 
     def _build_question(self, suppose: PlanWhatIf | None) -> PlanQuery:
-        workers = tuple(worker for worker in self.state.workers.values() if not worker.is_gone)
+        workers = tuple(self.state.present_workers)
         state = self.state
         return PlanQuery(
             state.manifest,

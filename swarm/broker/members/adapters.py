@@ -69,10 +69,12 @@ class AdapterManager:
 
     def _load_error(self, name: str, source: str) -> str:
         manifest = self._state.manifest
-        old = next((worker.name for worker in self._members() if max(worker.hello.wire_versions) < VERSION), "")
+        old = next(
+            (worker.name for worker in self._state.present_workers if max(worker.hello.wire_versions) < VERSION), ""
+        )
         if not name or not source:
             return "name the adapter and its source"
-        if manifest is None or not self._members():
+        if manifest is None or not self._state.present_workers:
             return f"no worker has joined yet, so {name} can't be loaded"
         if self._state.journal_problem:
             return f"{name} can't be loaded, because the journal can't be written: {self._state.journal_problem}"
@@ -153,7 +155,7 @@ class AdapterManager:
             adapters.answers.pop(hello.incarnation, None)
             return True
         candidate = Candidate(hello, order) if former is None or former.adapters != order else former
-        candidate.repeat(hello)
+        candidate.hello = hello  # the latest one, which may come over another connection
         adapters.candidates[hello.incarnation] = candidate
         if len(adapters.candidates) > MAX_CANDIDATES:
             del adapters.candidates[next(iter(adapters.candidates))]
@@ -194,9 +196,6 @@ class AdapterManager:
                 for sequence in self._open_sequences(entry.key):
                     self._requests.completer.end(sequence, "failed", now, reason)
 
-    def _members(self) -> list[Worker]:
-        return [worker for worker in self._state.workers.values() if not worker.is_gone]
-
     def advance(self, now: float) -> None:
         """Take the next steps: drop what no request has any more, order what members lack, and end a load."""
         if self._adapters.number:
@@ -205,7 +204,7 @@ class AdapterManager:
             self._settle(now)
 
     def _send_orders(self, now: float) -> None:
-        adapters, members = self._adapters, self._members()
+        adapters, members = self._adapters, self._state.present_workers
         present = {worker.incarnation for worker in members}
         adapters.ordered = {key: value for key, value in adapters.ordered.items() if key in present}
         adapters.answers = {key: value for key, value in adapters.answers.items() if key in present}
@@ -225,7 +224,7 @@ class AdapterManager:
         if load is None:
             return
         entries: dict[str, AdapterEntry] = {}  # by worker's name
-        for worker in self._members():
+        for worker in self._state.present_workers:
             answer = self._adapters.answers.get(worker.incarnation)
             if answer is not None and answer.problem:
                 self._fail(load, f"worker {worker.name}: {answer.problem}")
@@ -233,7 +232,7 @@ class AdapterManager:
             for entry in () if answer is None else answer.adapters:
                 if entry.name == load.entry.name:
                     entries[worker.name] = entry
-        missing = [worker.name for worker in self._members() if worker.name not in entries]
+        missing = [worker.name for worker in self._state.present_workers if worker.name not in entries]
         if missing and now < load.deadline:
             return
         if missing or not entries:

@@ -145,13 +145,13 @@ class WorkerAdmission:
         there is none, or if it is too late: a plan has been made, or the settings decide."""
         if self._settings.dtype or self._state.plans.epoch:
             return ""
-        members = [worker.hello for worker in self._state.workers.values() if not worker.is_gone]
+        members = [worker.hello for worker in self._state.present_workers]
         choices = [each for each in (hello.dtype, *hello.dtypes) if each in hello.dtypes]
         return next((each for each in choices if all(each in member.dtypes for member in members)), "")
 
     def _change_dtype(self, dtype: str, hello: Hello, now: float) -> None:
         """Let all members restart with weights of this type, in which they and the new worker can compute."""
-        for member in [worker for worker in self._state.workers.values() if not worker.is_gone]:
+        for member in self._state.present_workers:
             reason = f"worker {hello.name} can't compute in {member.hello.dtype}, so the swarm computes in {dtype}"
             self._out.note("worker_recast", worker=member.name, dtype=dtype, instead_of=member.hello.dtype)
             self._out.append(SendToWorker(member.peer, Denied(reason=reason, dtype=dtype)))

@@ -35,7 +35,7 @@ class Uploads:
 
     def reassign(self, now: float) -> list[tuple[Worker, tuple[str, ...]]]:
         """Reassign stalled uploads. Returns each worker to ask instead, with the names of the files."""
-        members = [w for w in self._state.workers.values() if not w.is_gone]
+        members = self._state.present_workers
         orders: dict[str, list[str]] = {}
         for name, upload in list(self._under_way.items()):
             if members and self._is_overdue(upload, now):

@@ -26,7 +26,7 @@ CONNECTION_SHARE = 0.1  # of the throughput between two hosts that copies may ta
 def choose_routes(state: State, policy: StandbyPolicy) -> tuple[CopyRoute, ...]:
     """Return the routes of replicas under the active plan."""
     plan = state.plans.current
-    if plan is None or policy == "none" or state.manifest is None or state.manifest.state_stride:
+    if plan is None or policy == "none" or state.manifest is None or state.state_stride:
         return ()
     present = {
         (r.source, layer): r.holder for r in state.kv_copies.replicas for layer in range(r.layers.first, r.layers.stop)

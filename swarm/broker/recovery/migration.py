@@ -218,5 +218,4 @@ def can_copy(state: State, move: CopyRoute) -> bool:
     is_open = state.routes.state_of(move.source, move.holder, state.now) is RouteState.OPEN
     source, holder = state.workers[move.source], state.workers[move.holder]
     is_supported = all(worker.hello.kv_endpoint and worker.is_trusted for worker in (source, holder))
-    has_states = state.manifest is not None and state.manifest.state_stride > 0
-    return is_open and is_supported and source.hello.dtype == holder.hello.dtype and not has_states
+    return is_open and is_supported and source.hello.dtype == holder.hello.dtype and not state.state_stride

@@ -143,7 +143,7 @@ class Rebuilder:
                 self.rebuilding.reports,
                 shared=shared or 0,
                 from_tokens=self.settings.from_tokens,
-                stride=self._stride,
+                stride=self.state.state_stride,
             )
             is_needed_whole = isinstance(runs, int) and (shared or runs < self.state.shared.stop(sequence.id))
             if shared is None or is_needed_whole:  # it starts again, from the prefix of another one
@@ -256,8 +256,8 @@ class Rebuilder:
         self.state.count("replays_missing")
         for later in [later for later in sequence.rebuilds if later.through.first <= message.boundary]:
             later.source, later.through = None, LayerRange(0, later.through.stop)
-        if self._stride:  # layers that have passed this position hold no state here
-            run.done = run.ordered = run.done // self._stride * self._stride
+        if stride := self.state.state_stride:  # layers that have passed this position hold no state here
+            run.done = run.ordered = run.done // stride * stride
         self.rebuilding.in_progress.remove(sequence)
         self.rebuilding.queue.append(sequence)
         self._start_next(now)
@@ -268,10 +268,6 @@ class Rebuilder:
         self._check_end(now)
 
     # --- internals ---------------------------------------------------------------------------------------------------
-
-    @property
-    def _stride(self) -> int:
-        return 0 if self.state.manifest is None else self.state.manifest.state_stride
 
     def _find(self, sequence_id: int, epoch: int, through: LayerRange | None) -> tuple[Sequence | None, Rebuild | None]:
         plan = self.state.plans.current

@@ -323,6 +323,16 @@ class State:
         self.base_manifest = manifest
         self.manifest = None if manifest is None else self.adapters.apply(manifest)
 
+    @property
+    def state_stride(self) -> int:
+        """Positions between the model's states that stages keep; 0: its layers keep none, or there is no model."""
+        return 0 if self.manifest is None else self.manifest.state_stride
+
+    @property
+    def present_workers(self) -> list[Worker]:
+        """The workers that are not gone."""
+        return [worker for worker in self.workers.values() if not worker.is_gone]
+
     def adapter_error(self, adapter: str) -> str | None:
         """Return why no sequence can have this adapter, a name or a key; None if one can, or there is no model."""
         if adapter in self.adapters.keys or self.manifest is None:

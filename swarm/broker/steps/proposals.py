@@ -130,7 +130,7 @@ def _can_verify(state: State) -> bool:
     """Whether every stage of the active plan can verify proposed tokens. Where a row's bits depend on its batch, an
     answer would not be the same with them as without. States can't be rolled back to before refused ones."""
     plan = state.plans.current
-    if state.manifest is not None and state.manifest.state_stride:
+    if state.state_stride:
         return False
     members = [] if plan is None else [stage.incarnation for stage in plan.stages]
     return bool(members) and all(

@@ -84,8 +84,8 @@ class Restorer:
         """Return the bits that all stages have; empty if they differ, or if a stage has no space on disk."""
         bits = {self.state.plans.capacity[stage.incarnation].bits for stage in plan.stages}
         can_spill = all(w.hello.spill_from and max(w.hello.wire_versions) >= SPILL_VERSION for w in workers)
-        has_states = self.state.manifest is not None and self.state.manifest.state_stride > 0  # they are not written
-        return bits.pop() if can_spill and len(bits) == 1 and not has_states else ""
+        # states are not written
+        return bits.pop() if can_spill and len(bits) == 1 and not self.state.state_stride else ""
 
     def on_step_done(self, step: int, now: float) -> None:
         """Order the stages to read what they have of the sequences that they opened with this step."""

@@ -156,7 +156,7 @@ def _check_replays(snapshot: BrokerSnapshot, state: State, workers: Mapping[str,
     Excepted are sequences that have just been preempted and are already back, and recurrent models, whose other layers
     may have fallen back as well.
     """
-    if state.manifest is not None and state.manifest.state_stride:
+    if state.state_stride:
         return
     targets = {(sequence, stay): kv for sequence, _, kv, stay in snapshot.running}
     for sequence in state.running:
