@@ -3,6 +3,7 @@ on the cut nor on the crowd, nor on what was lost or taken over."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from swarm.params import SamplingParams
 from swarm.stage.engine import selfcheck
 from swarm.stage.engine.tiny import VOCABULARY
 from swarm.stage.executor import Batch
@@ -24,6 +26,9 @@ PROMPT = 40
 # differ. Those of three prompts differ by no such accident.
 SEEDS = (3, 4, 5)
 DTYPES = ("float32", "bfloat16")
+TOKENS, STRANGER = (random_tokens(142, seed=seed, vocabulary=251) for seed in (5, 1))
+_REPETITION = 1.5  # small random models soon repeat themselves otherwise
+_PARAMS = SamplingParams(ignore_eos=True, repetition_penalty=_REPETITION)
 
 
 def check_as_transformers(folder: Path, num_new: int, most_stages: int) -> None:
@@ -44,6 +49,44 @@ def check_as_transformers(folder: Path, num_new: int, most_stages: int) -> None:
         if not reasons:
             return
     raise AssertionError(reasons)
+
+
+def logits_beside_a_stranger(pipeline: Pipeline) -> torch.Tensor:
+    """Chunks, then single tokens, each beside a stranger's next one."""
+    pipeline.open(1, 2)
+    bounds = [0, 33, 75, 130, *range(131, len(TOKENS) + 1)]
+    pieces = [
+        pipeline.logits((2, n, STRANGER[n : n + 1]), (1, start, TOKENS[start:stop]))[1]
+        for n, (start, stop) in enumerate(itertools.pairwise(bounds))
+    ]
+    return torch.cat(pieces)
+
+
+def check_greedy(whole: Any, pipeline: Pipeline, num_new: int) -> list[int]:
+    """Check that greedy tokens are those of the whole model's ``generate``, as far as these are well-defined: up to the
+    first where the two best scores are nearer to each other than the two computations need to be. Return them."""
+    prompt = torch.tensor([TOKENS[:60]])
+    made = whole.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        max_new_tokens=num_new,
+        do_sample=False,
+        eos_token_id=None,
+        repetition_penalty=_REPETITION,
+        output_scores=True,
+        return_dict_in_generate=True,
+    )
+    best = torch.stack(made.scores)[:, 0].topk(2).values
+    clear = (best[:, 0] - best[:, 1] > 1e-4 * best[:, 0].abs()).int().cumprod(0).sum()
+    pipeline.open(1)
+    history, start = TOKENS[:60], 0
+    for _ in range(int(clear)):
+        token = pipeline.sample(1, history, start, _PARAMS, seed=0).token
+        start = len(history)
+        history.append(token)
+    assert history == made.sequences[0, : len(history)].tolist()
+    assert clear > num_new // 2
+    return history[60:]
 
 
 def load_served(folder: Path) -> Any:

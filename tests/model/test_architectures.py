@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,7 +12,6 @@ import torch
 from transformers import AutoConfig
 
 from swarm.errors import ModelError
-from swarm.params import SamplingParams
 from swarm.stage import native
 from swarm.stage.attention import function as attention
 from swarm.stage.attention import options
@@ -25,7 +23,8 @@ from swarm.stage.model.build import ModelSkeleton
 from swarm.stage.model.rope import RopeTable
 from swarm.stage.modules import attention as modules_attention
 from swarm.wire.messages import LayerRange
-from tests.model.cutting import Cutter, Pipeline, nothing, random_tokens
+from tests.model.as_transformers import TOKENS, check_greedy, logits_beside_a_stranger
+from tests.model.cutting import Cutter, nothing
 from tests.model.float64 import truth_of
 from tests.model.models import ADAPTED, ARCHITECTURES, load_whole, named_config
 
@@ -123,21 +122,7 @@ def folders(save: Any) -> Callable[[str, torch.dtype], Path]:
     return folder
 
 
-TOKENS, STRANGER = (random_tokens(142, seed=seed, vocabulary=251) for seed in (5, 1))
 NUM_NEW = 30
-REPETITION = 1.5  # small random models soon repeat themselves otherwise
-PARAMS = SamplingParams(ignore_eos=True, repetition_penalty=REPETITION)
-
-
-def logits_beside_a_stranger(pipeline: Pipeline) -> torch.Tensor:
-    """Chunks, then single tokens, each beside a stranger's next one."""
-    pipeline.open(1, 2)
-    bounds = [0, 33, 75, 130, *range(131, len(TOKENS) + 1)]
-    pieces = [
-        pipeline.logits((2, n, STRANGER[n : n + 1]), (1, start, TOKENS[start:stop]))[1]
-        for n, (start, stop) in enumerate(itertools.pairwise(bounds))
-    ]
-    return torch.cat(pieces)
 
 
 @pytest.mark.parametrize("kind", [*ARCHITECTURES, *ADAPTED])
@@ -207,29 +192,8 @@ def test_small_mistakes_are_beyond_what_float32_gives(
 def test_greedy_tokens_equal_generate(kind: str, folders: Any) -> None:
     """Cut in three, thirty greedy tokens are those of transformers' ``generate``, as far as these are well-defined: up
     to the first where the two best scores are nearer to each other than the two computations need to be."""
-    prompt = torch.tensor([TOKENS[:60]])
-    made = load_whole(folders(kind)).generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        max_new_tokens=NUM_NEW,
-        do_sample=False,
-        eos_token_id=None,
-        repetition_penalty=REPETITION,
-        output_scores=True,
-        return_dict_in_generate=True,
-    )
-    best = torch.stack(made.scores)[:, 0].topk(2).values
-    clear = (best[:, 0] - best[:, 1] > 1e-4 * best[:, 0].abs()).int().cumprod(0).sum()
-    pipeline = Cutter().cut(folders(kind), (0, 1, 3, 6))
-    pipeline.open(1)
-    history, start = TOKENS[:60], 0
-    for _ in range(int(clear)):
-        token = pipeline.sample(1, history, start, PARAMS, seed=0).token
-        start = len(history)
-        history.append(token)
-    assert history == made.sequences[0, : len(history)].tolist()
-    assert clear > NUM_NEW // 2
-    assert len(set(history[60:])) > clear // 5  # it says something
+    tokens = check_greedy(load_whole(folders(kind)), Cutter().cut(folders(kind), (0, 1, 3, 6)), NUM_NEW)
+    assert len(set(tokens)) > len(tokens) // 5  # it says something
 
 
 @pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])

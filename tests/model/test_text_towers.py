@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForMultimodalLM
 
-from swarm.params import SamplingParams
-from tests.model.cutting import Cutter, Pipeline, random_tokens
+from tests.model.as_transformers import TOKENS, check_greedy, logits_beside_a_stranger
+from tests.model.cutting import Cutter
 from tests.model.float64 import truth_of
 
 NUM_LAYERS = 4
@@ -87,8 +86,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "glm_ocr": {"rope_parameters": _MROPE | {"partial_rotary_factor": 1.0}},
 }
 PAGE = Path(__file__).parents[2] / "docs/reference/models.md"
-TOKENS, STRANGER = (random_tokens(142, seed=seed, vocabulary=251) for seed in (5, 1))
-REPETITION = 1.5  # small random models soon repeat themselves otherwise
 NUM_NEW = 24
 
 Folders = Callable[..., Path]
@@ -123,17 +120,6 @@ def whole_model(folder: Path) -> Any:
     return model.eval().requires_grad_(False)
 
 
-def logits_beside_a_stranger(pipeline: Pipeline) -> torch.Tensor:
-    """Chunks, then single tokens, each beside a stranger's next one."""
-    pipeline.open(1, 2)
-    bounds = [0, 33, 75, 130, *range(131, len(TOKENS) + 1)]
-    pieces = [
-        pipeline.logits((2, n, STRANGER[n : n + 1]), (1, start, TOKENS[start:stop]))[1]
-        for n, (start, stop) in enumerate(itertools.pairwise(bounds))
-    ]
-    return torch.cat(pieces)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_equal_the_whole_models(kind: str, folders: Folders) -> None:
     """Cut in one, two or four stages, logits are as near to the whole multimodal model's in float64 as float32 can
@@ -153,29 +139,7 @@ def test_the_page_names_all_kinds_of_these_tests() -> None:
 def test_greedy_tokens_equal_generate(kind: str, folders: Folders) -> None:
     """Cut in three, greedy tokens are those of the whole model's ``generate``, up to the first where the two best
     scores are nearer to each other than two computations need to be."""
-    prompt = torch.tensor([TOKENS[:60]])
-    made = whole_model(folders(kind)).generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        max_new_tokens=NUM_NEW,
-        do_sample=False,
-        eos_token_id=None,
-        repetition_penalty=REPETITION,
-        output_scores=True,
-        return_dict_in_generate=True,
-    )
-    best = torch.stack(made.scores)[:, 0].topk(2).values
-    clear = (best[:, 0] - best[:, 1] > 1e-4 * best[:, 0].abs()).int().cumprod(0).sum()
-    pipeline = Cutter().cut(folders(kind), (0, 1, 3, 4))
-    pipeline.open(1)
-    history, start = TOKENS[:60], 0
-    params = SamplingParams(ignore_eos=True, repetition_penalty=REPETITION)
-    for _ in range(int(clear)):
-        token = pipeline.sample(1, history, start, params, seed=0).token
-        start = len(history)
-        history.append(token)
-    assert history == made.sequences[0, : len(history)].tolist()
-    assert clear > NUM_NEW // 2
+    check_greedy(whole_model(folders(kind)), Cutter().cut(folders(kind), (0, 1, 3, 4)), NUM_NEW)
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "qwen2_5_vl", "qwen3_vl_moe", "mistral3"])
