@@ -155,7 +155,7 @@ class AdapterManager:
             adapters.answers.pop(hello.incarnation, None)
             return True
         candidate = Candidate(hello, order) if former is None or former.adapters != order else former
-        candidate.hello = hello  # the latest one, which may come over another connection
+        candidate.repeat(hello)
         adapters.candidates[hello.incarnation] = candidate
         if len(adapters.candidates) > MAX_CANDIDATES:
             del adapters.candidates[next(iter(adapters.candidates))]

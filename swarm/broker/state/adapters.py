@@ -35,6 +35,10 @@ class Candidate:
     retry_s: float = 0.0  # from the latest report of it until it is ordered again
     retry_at: float = 0.0
 
+    def repeat(self, hello: Hello) -> None:
+        """Take its latest Hello, which may come over another connection."""
+        self.hello = hello
+
     def fail(self, problem: str, now: float) -> bool:
         """Record why it can't load them, and when to order it again. Return whether the problem is a new one."""
         is_new = problem != self.problem
