@@ -3,7 +3,8 @@
     SwarmError
     ├── ConfigError            a setting is wrong: names the key, the value and the remedy
     ├── ModelError             a model can't be used: names the file or the part, and why
-    │   └── StageSetError      a set of layer ranges is not a pipeline (``kind`` names the broken rule)
+    │   ├── StageSetError      a set of layer ranges is not a pipeline (``kind`` names the broken rule)
+    │   └── UnservedModel      it is complete, but of a kind or format that Swarm does not serve
     ├── JournalError           the journal can't be opened, read or written: names the file and the remedy
     ├── DeviceError            a device computes wrong results: names what differs
     ├── WireError              bytes from a peer can't be decoded: names the field
@@ -54,6 +55,19 @@ class StageSetError(ModelError):
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
         self.kind = kind
+
+
+class UnservedModel(ModelError):
+    """A model of a kind or format that is not served, whatever its files."""
+
+
+@contextmanager
+def refusing_model() -> Iterator[None]:
+    """Raise ``UnservedModel`` for a ``ModelError`` that follows from the configuration alone."""
+    try:
+        yield
+    except ModelError as error:
+        raise UnservedModel(str(error)) from None
 
 
 class JournalError(SwarmError):

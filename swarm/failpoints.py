@@ -10,7 +10,7 @@ module attribute::
 
     step.sampled=kill@12                   the 12th time, the process ends as by SIGKILL
     order.replay=hang                      the first time, the thread blocks for ever
-    step.computes[token=7]=kill            the first time that a batch has token id 7 (or: sequence=3)
+    step.computes[token=7]=kill            the first time that a batch has token id 7 (or: sequence=3, part=4)
     loop.turn=stall:3@20                   the 20th time, the thread sleeps for 3 seconds
     beat.due=stall:0.2@5+                  from the 5th time on, each time
     step.computed=nan@4                    the 4th time, the hidden states become NaN
@@ -81,7 +81,7 @@ for _news in ("hello", "prepared", "activated", "replaydone", "leaving"):
 # Places that pass hidden states, which can be falsified.
 VALUE_PLACES = frozenset({"step.computed", "replay.computed"})
 ENDPOINT_PLACES = frozenset({"advertise", "broker.advertise"})  # Places that pass an endpoint.
-_FAULT = re.compile(r"([\w.]+)(?:\[(token|sequence)=(\d+)\])?=(\w+)(?::(-?[\d.]+))?(?:@(\d+)(\+?))?")
+_FAULT = re.compile(r"([\w.]+)(?:\[(token|sequence|part)=(\d+)\])?=(\w+)(?::(-?[\d.]+))?(?:@(\d+)(\+?))?")
 
 
 @dataclass(slots=True)
@@ -89,7 +89,7 @@ class _Fault:
     """One fault: its place, condition, action, and the visits at which it happens."""
 
     place: str
-    fact: str  # "token" or "sequence"; empty: unconditional.
+    fact: str  # "token", "sequence" or "part"; empty: unconditional.
     value: int
     action: str
     argument: float

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, Literal, get_args
 
 import msgspec
@@ -30,6 +33,10 @@ MAX_CHOICES = 10_000
 MAX_THINKING_ENDS = 16
 MAX_THINKING_END = 64  # Characters of one.
 MAX_CLOSING = 64  # Tokens.
+MAX_IMAGES = 64
+MAX_IMAGE_SIDE = 1 << 12  # Tokens.
+MAX_IMAGE_TOKENS = 1 << 12  # Of an image: the first stage has memory for the work on one of these.
+MAX_PIXEL_BYTES = 12 << 20  # Of all images of a request.
 
 _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
@@ -67,6 +74,43 @@ class Thinking(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     closing: Annotated[tuple[_TokenId, ...], msgspec.Meta(max_length=MAX_CLOSING)] = ()
 
 
+class ImageSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """An image in a prompt: position ``start`` of the first of its ``rows`` × ``columns`` tokens, which have one token
+    id, and its ``image_digest``."""
+
+    start: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+    rows: Annotated[int, msgspec.Meta(ge=1, le=MAX_IMAGE_SIDE)]
+    columns: Annotated[int, msgspec.Meta(ge=1, le=MAX_IMAGE_SIDE)]
+    digest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.num_tokens
+
+    def overlaps(self, start: int, stop: int) -> bool:
+        """Whether some of its tokens are at positions from ``start`` up to, not including, ``stop``."""
+        return self.start < stop and start < self.stop
+
+
+def image_digest(rows: int, columns: int, pixels: bytes) -> str:
+    """Return what identifies an image of this many tokens: the SHA-256 of its rows and columns, four bytes each,
+    little-endian, and its pixels. Images of one colour have the same pixels in every shape."""
+    digest = hashlib.sha256(rows.to_bytes(4, "little") + columns.to_bytes(4, "little"))
+    digest.update(pixels)
+    return digest.hexdigest()
+
+
+def image_content(images: Sequence[ImageSpan], start: int, stop: int) -> bytes:
+    """Return what identifies the images of which positions from ``start`` up to ``stop`` have tokens, because token ids
+    do not; empty if there are none."""
+    seen = (image for image in images if image.overlaps(start, stop))
+    return b"".join(bytes.fromhex(image.digest) + image.start.to_bytes(4, "little") for image in seen)
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Parameters of sampling. The defaults are greedy decoding, so answers are reproducible unless the caller asks
     otherwise.
@@ -85,6 +129,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     - ``prompt_logprobs``: return the log probability of each token of the prompt but the first, and this number of
       alternatives; None: neither. Then ``max_tokens`` may be 0: no token is drawn.
     - ``adapter``: name of the adapter that changes the model's layers; empty: none.
+    - ``images``: the images in the prompt, in its order; ``Submit`` has their pixels.
     """
 
     max_tokens: int = 128
@@ -108,6 +153,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     vector: VectorKind | None = None
     prompt_logprobs: int | None = None
     adapter: str = ""
+    images: Annotated[tuple[ImageSpan, ...], msgspec.Meta(max_length=MAX_IMAGES)] = ()
 
     @property
     def max_answer(self) -> int:
@@ -123,7 +169,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def needs_new_stages(self) -> bool:
         """Whether stages of older protocols refuse a sequence with these parameters."""
         asks = self.thinking is not None or self.vector is not None or self.prompt_logprobs is not None
-        return asks or bool(self.adapter)
+        return asks or bool(self.adapter) or bool(self.images)
 
     @property
     def greedy(self) -> bool:
@@ -155,6 +201,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             self._check_grammar(self.grammar)
         if self.thinking is not None:
             self._check_thinking(self.thinking)
+        self._check_images()
         self._check_answer()
 
     def _check_answer(self) -> None:
@@ -176,6 +223,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise InvalidRequest("a stop string must not be empty", code="stop")
         if any(len(stop) > MAX_STOP_CHARS for stop in self.stop):
             raise InvalidRequest(f"a stop string has at most {MAX_STOP_CHARS} characters", code="stop")
+
+    def _check_images(self) -> None:
+        if any(image.stop > after.start for image, after in pairwise(self.images)):
+            raise InvalidRequest("images must be in the order of their places, and must not overlap", code="images")
+        for number, image in enumerate(self.images, 1):
+            if image.num_tokens > MAX_IMAGE_TOKENS:
+                size = f"{image.rows} × {image.columns} tokens"
+                raise InvalidRequest(
+                    f"images: image {number} has {size}, an image may have {MAX_IMAGE_TOKENS}: shrink it", code="images"
+                )
 
     def _check_thinking(self, thinking: Thinking) -> None:
         if not 1 <= len(thinking.ends) <= MAX_THINKING_ENDS:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from functools import reduce
+from zlib import crc32
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from swarm.errors import IllegalMove, KvFull, ModelError
-from swarm.params import SamplingParams, VectorKind
+from swarm.params import SamplingParams
 from swarm.stage.executor import (
     Batch,
     Capacity,
@@ -28,6 +28,7 @@ from swarm.stage.executor import (
     StopCheck,
     is_end_token,
 )
+from swarm.testing_images import FAKE_VISION, NO_SIGHT, FakeImages, Sight, fake_sight, see
 from swarm.wire.messages import (
     BLOCK,
     MAX_SEQUENCES,
@@ -47,6 +48,7 @@ from swarm.wire.messages import (
 )
 from swarm.wire.prompt_logprobs import pack_logprobs
 from swarm.wire.shared_positions import SharedPositions
+from swarm.wire.state_positions import positions_after_part
 
 STATE_BYTES = 8  # memory of a position in a layer
 _MASK = 2**64 - 1
@@ -68,9 +70,16 @@ class ManualClock:
 
 
 def fake_manifest(
-    num_layers: int = 6, vocab_size: int = 97, context: int = 512, name: str = "chain", state_stride: int = 0
+    num_layers: int = 6,
+    vocab_size: int = 97,
+    context: int = 512,
+    name: str = "chain",
+    state_stride: int = 0,
+    *,
+    sees: bool = False,
 ) -> Manifest:
-    """Return the manifest of a hash chain model. Token 0 ends a sequence. With a ``state_stride`` it is recurrent."""
+    """Return the manifest of a hash chain model. Token 0 ends a sequence. With a ``state_stride`` it is recurrent.
+    ``sees``: it reads images."""
     return Manifest(
         name=name,
         architecture="HashChain",
@@ -86,6 +95,7 @@ def fake_manifest(
         kv_bytes_per_token=(1,) * num_layers,
         state_bytes=(state_stride,) * num_layers if state_stride else (),
         state_stride=state_stride,
+        vision=FAKE_VISION if sees else None,
         files=(),
         assets=(),
     )
@@ -110,6 +120,12 @@ def fake_layer(layer: int, before: int, hidden: int) -> tuple[int, int]:
     return state, (output ^ (output >> 32)) & _FINITE
 
 
+def fake_salt(adapter: str) -> int:
+    """Return what an adapter changes in each layer, by the content in its key; 0 without one. It is added to the
+    layer's number."""
+    return crc32(adapter.partition("@")[2].encode()) << 16 if adapter else 0
+
+
 def fake_token(hidden: int, params: SamplingParams, seed: int, history: Sequence[int], vocab_size: int) -> int:
     """Draw a token from everything that a real draw may depend on, including the history."""
     chance = 0 if params.greedy else mix(seed, len(history))
@@ -129,12 +145,10 @@ def fake_prompt_row(hidden: int, token: int, alternatives: int) -> list[TokenLog
     return [TokenLogprob(each, -(mix(hidden, each) % 100_000) / 1000) for each in tokens]
 
 
-def fake_prompt_logprobs(prompt: Sequence[int], alternatives: int, num_layers: int) -> bytes:
+def fake_prompt_logprobs(prompt: Sequence[int], params: SamplingParams, num_layers: int) -> bytes:
     """Return the log probabilities of an undisturbed run: the test oracle."""
-    states, rows = [0] * num_layers, []
-    for token, following in pairwise(prompt):
-        rows.append(fake_prompt_row(_run_layers(states, token), following, alternatives))
-    return pack_logprobs(rows)
+    outputs, alternatives = _run_prompt([0] * num_layers, prompt[:-1], params), params.prompt_logprobs or 0
+    return pack_logprobs([fake_prompt_row(*pair, alternatives) for pair in zip(outputs, prompt[1:], strict=True)])
 
 
 def fake_continuation(prompt: Sequence[int], params: SamplingParams, seed: int, manifest: Manifest) -> list[int]:
@@ -145,12 +159,10 @@ def fake_continuation(prompt: Sequence[int], params: SamplingParams, seed: int, 
 def fake_draws(
     prompt: Sequence[int], params: SamplingParams, seed: int, manifest: Manifest
 ) -> list[tuple[int, tuple[TokenLogprob, ...]]]:
-    """Return the tokens of an undisturbed run, each with its logprobs."""
-    states = [0] * manifest.num_layers
+    """Return the tokens of an undisturbed run, each with its logprobs. ``params`` have the adapter's key."""
+    states, salt = [0] * manifest.num_layers, fake_salt(params.adapter)
     tokens, draws = list(prompt), []
-    hidden = 0
-    for token in prompt:
-        hidden = _run_layers(states, token)
+    hidden, sight = _run_prompt(states, prompt, params)[-1], fake_sight(params.images, len(prompt))
     while True:
         token = fake_token(hidden, params, seed, tokens, manifest.vocab_size)
         tokens.append(token)
@@ -158,16 +170,13 @@ def fake_draws(
         is_end = (token in manifest.eos_token_ids and not params.ignore_eos) or token in params.stop_token_ids
         if is_end or len(tokens) - len(prompt) >= params.max_tokens or len(tokens) >= manifest.context:
             return draws
-        hidden = _run_layers(states, token)
+        hidden = _run_layers(states, token, salt, sight)
 
 
-def fake_vector(prompt: Sequence[int], kind: VectorKind, num_layers: int) -> bytes:
+def fake_vector(prompt: Sequence[int], params: SamplingParams, num_layers: int) -> bytes:
     """Return the vector of an undisturbed run: the test oracle."""
-    states, total, hidden = [0] * num_layers, 0, 0
-    for token in prompt:
-        hidden = _run_layers(states, token)
-        total = mix(total, hidden)
-    return fake_vector_bytes(total if kind == "mean" else hidden)
+    outputs = _run_prompt([0] * num_layers, prompt, params)
+    return fake_vector_bytes(reduce(mix, outputs, 0) if params.vector == "mean" else outputs[-1])
 
 
 def fake_vector_bytes(number: int) -> bytes:
@@ -175,21 +184,30 @@ def fake_vector_bytes(number: int) -> bytes:
     return (number & _FINITE).to_bytes(8, "little")
 
 
-def _run_layers(states: list[int], token: int) -> int:
+def _run_prompt(states: list[int], prompt: Sequence[int], params: SamplingParams) -> list[int]:
+    """Return the outputs at all positions of a prompt."""
+    salt, images = fake_salt(params.adapter), params.images
+    sights = [fake_sight(images, position) if images else NO_SIGHT for position in range(len(prompt))]
+    return [_run_layers(states, token, salt, sight) for token, sight in zip(prompt, sights, strict=True)]
+
+
+def _run_layers(states: list[int], token: int, salt: int, sight: Sight) -> int:
     hidden = token + 1
     for layer, before in enumerate(states):
-        states[layer], hidden = fake_layer(layer, before, hidden)
+        hidden = see(layer, hidden, sight) if sight is not NO_SIGHT else hidden
+        states[layer], hidden = fake_layer(layer + salt, before, hidden)
     return hidden
 
 
 @dataclass(slots=True)
 class FakeExecutor:
     """An :class:`~swarm.stage.executor.Executor` without matrices. ``fail_load``: reason for which it refuses layers;
-    ``broken``: the error that its device test raises."""
+    ``fail_adapters``: the same for adapters; ``broken``: the error that its device test raises."""
 
     manifest: Manifest
     capacity: int = 1 << 14
     fail_load: str = ""
+    fail_adapters: str = ""
     broken: str = ""
     layers: LayerRange | None = None
     prepared: LayerRange | None = None
@@ -199,6 +217,9 @@ class FakeExecutor:
     states: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     limits: dict[int, int] = field(default_factory=dict)
     sums: dict[int, tuple[int, int]] = field(default_factory=dict)  # Sequence -> positions added, and their sum.
+    adapters: frozenset[str] = frozenset()  # Keys of those that are loaded.
+    adapter_files: dict[str, str] = field(default_factory=dict)  # Source -> content, where its host has another one.
+    images: FakeImages = field(default_factory=FakeImages)
     aside: dict[int, list[int]] = field(default_factory=dict)  # Layer -> state per position, of rechecks.
     defer_every: int = 0  # Every n-th requested draw is deferred; 0: none.
     num_draws: int = 0
@@ -244,10 +265,29 @@ class FakeExecutor:
         return to_ranges(self.kept)
 
     def load_adapters(self, entries: tuple[AdapterEntry, ...]) -> tuple[AdapterEntry, ...]:
-        return tuple(msgspec.structs.replace(entry, digest=entry.digest or f"{entry.name:0<32}") for entry in entries)
+        """Load adapters. The content of one follows from its source, unless this host has other files."""
+        if self.fail_adapters:
+            raise ModelError(self.fail_adapters)
+        found = tuple(self._read_adapter(entry) for entry in entries)
+        self.adapters |= {entry.key for entry in found}
+        return found
+
+    def _read_adapter(self, entry: AdapterEntry) -> AdapterEntry:
+        content = self.adapter_files.get(entry.source, entry.source)
+        digest = f"{crc32(content.encode()):0>8x}" * 4
+        if entry.digest not in ("", digest):
+            raise ModelError(f"{entry.source} has other files here than the adapter {entry.name} of the swarm")
+        return AdapterEntry(entry.name, entry.source, digest, 1, (1,) * self.manifest.num_layers)
 
     def drop_adapters(self, keys: tuple[str, ...]) -> None:
-        pass
+        self.adapters -= set(keys)
+
+    def _salt(self, batch: Batch, row: int) -> int:
+        """Return what the adapter of a row changes in each layer."""
+        adapter = batch.adapters[row] if batch.adapters else ""
+        if adapter and adapter not in self.adapters:
+            raise IllegalMove(f"a row has the adapter {adapter}, loaded are {sorted(self.adapters)}")
+        return fake_salt(adapter)
 
     def loaded_bits(self) -> str:
         return self.bits
@@ -262,10 +302,15 @@ class FakeExecutor:
         copied = wanted - self._own_layers()  # of its own former layers it keeps nothing
         self.layers, self.kept = layers, wanted
         self.shared.clear(share_unit)
+        self.images.start_epoch(has_tower=self.manifest.vision is not None and layers.first == 0)
         for chains in self.chains.values():
             for layer in chains.keys() - self._own_layers() - copied:
                 del chains[layer]
-        self.states = {key: held for key, held in self.states.items() if key[1] in self._own_layers()}
+        self.states = {
+            (sequence, layer): held
+            for (sequence, layer), held in self.states.items()
+            if layer in self.chains.get(sequence, {})
+        }
 
     def _own_layers(self) -> frozenset[int]:
         return layers_of(() if self.layers is None else (self.layers,))
@@ -303,6 +348,9 @@ class FakeExecutor:
     def shrink(self, sequence: int, limit: int) -> None:
         self.truncate(sequence, limit)
         self.limits[sequence] = limit
+        for layer in self.chains[sequence] if (stride := self.manifest.state_stride) else ():
+            held = self.states.get((sequence, layer), ())
+            self.states[sequence, layer] = {p for p in held if p % stride == 0 or p == limit}
 
     def forward(self, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]) -> ForwardResult:
         if self.layers is None:
@@ -310,25 +358,30 @@ class FakeExecutor:
         if fenced():
             self._compute_partly(batch)
             raise FenceRaised
+        if batch.image_parts and self.manifest.vision is not None and self.layers.first == 0:
+            self.images.advance(self.manifest.vision, batch.image_parts, batch.pixels)
+        result = self._forward_rows(batch, self.layers) if batch.rows else ForwardResult(None, (), (), 0.0, 0.0)
+        progressed()
+        return result
+
+    def _forward_rows(self, batch: Batch, own: LayerRange) -> ForwardResult:
         hidden = self._inputs(batch)
         taken = 0
         stops: list[int] = []
-        for row in batch.rows:
+        for number, row in enumerate(batch.rows):
+            salt = self._salt(batch, number)
+            sights = self.images.sights(self.manifest.vision, batch, number, batch.through or own)
+            inputs = hidden[taken : taken + row.count]
             if batch.through is None:
-                hidden[taken : taken + row.count] = self._compute_row(row, hidden[taken : taken + row.count])
+                outputs = self._compute_row(row, inputs, salt, sights)
             else:
-                for layer in range(batch.through.first, batch.through.stop):
-                    self._move_state(row, layer)
-                for offset in range(taken, taken + row.count):
-                    position = row.start + offset - taken
-                    hidden[offset] = self._compute_position(row.sequence, position, hidden[offset], batch.through)
-                self._discard_from(row.sequence, row.start + row.count, batch.through)
+                outputs = self._replay_row(row, inputs, batch.through, salt, sights)
+            hidden[taken : taken + row.count] = outputs
             taken += row.count
             stops.append(taken)
-        progressed()
-        if self.layers.stop < self.manifest.num_layers:
-            outputs = np.array(hidden, dtype=np.uint64).view(np.float32).reshape(-1, 2)
-            return ForwardResult(outputs, (), (), 0.001, 0.0)
+        if own.stop < self.manifest.num_layers:
+            onward = np.array(hidden, dtype=np.uint64).view(np.float32).reshape(-1, 2)
+            return ForwardResult(onward, (), (), 0.001, 0.0)
         late = tuple(batch.rows[job.row].sequence for job in batch.samples if self._is_deferred())
         sampled: list[Sampled] = []
         certain: list[SequencePosition] = []
@@ -383,11 +436,11 @@ class FakeExecutor:
             raise FenceRaised
         if row.start == 0:
             self.aside = {layer: [] for layer in range(layers.first, layers.stop)}
-        hidden = self._inputs(batch)
+        hidden, salt = self._inputs(batch), self._salt(batch, 0)
         for offset in range(row.count):
             for layer, chain in self.aside.items():
                 assert len(chain) == row.start + offset
-                state, hidden[offset] = fake_layer(layer, chain[-1] if chain else 0, hidden[offset])
+                state, hidden[offset] = fake_layer(layer + salt, chain[-1] if chain else 0, hidden[offset])
                 chain.append(state)
         progressed()
         if layers.stop < self.manifest.num_layers:
@@ -400,7 +453,7 @@ class FakeExecutor:
         raw: NDArray[np.uint64] = np.ascontiguousarray(batch.hidden).view(np.uint64).reshape(-1)
         return [int(value) for value in raw]
 
-    def _compute_row(self, row: Row, hidden: list[int]) -> list[int]:
+    def _compute_row(self, row: Row, hidden: list[int], salt: int, sights: list[Sight]) -> list[int]:
         """Compute a row through all layers of this stage, in order.
 
         Positions after the row's start are discarded first: they were truncated, or belong to a step that a fence
@@ -418,8 +471,10 @@ class FakeExecutor:
             state = chain[start - 1] if start else 0
             self._stop_sharing(row.sequence, start)
             del chain[start:]
+            if sights:
+                hidden[:] = (see(layer, *pair) for pair in zip(hidden, sights, strict=True))
             for offset, value in enumerate(hidden):
-                state, hidden[offset] = fake_layer(layer, state, value)
+                state, hidden[offset] = fake_layer(layer + salt, state, value)
                 chain.append(state)
         if stop // BLOCK != start // BLOCK or start % BLOCK == 0:
             self._check_capacity()
@@ -443,11 +498,13 @@ class FakeExecutor:
             return
         self._read_state(row.sequence, layer, row.start)
         stop = row.start + row.count
+        last = stop // BLOCK * BLOCK
         held = {0, row.start, stop - 1, stop, *range(row.start // stride * stride + stride, stop, stride)}
+        held |= {last} if last > row.start else set()
         self.states[row.sequence, layer] = held | {
             position
             for position in self.states.get((row.sequence, layer), ())
-            if position <= row.start and position % stride == 0
+            if position <= row.start and (position % stride == 0 or position == last)
         }
 
     def _read_state(self, sequence: int, layer: int, position: int) -> None:
@@ -458,16 +515,30 @@ class FakeExecutor:
         if self.kv_used() > self.capacity:
             raise IllegalMove(f"{self.kv_used()} positions are held, the capacity is {self.capacity}")
 
-    def _compute_position(self, sequence: int, position: int, hidden: int, layers: LayerRange) -> int:
-        """Compute one position. In a replay, states that are held already must be equal."""
-        chains = self.chains[sequence]
+    def _replay_row(self, row: Row, hidden: list[int], layers: LayerRange, salt: int, sights: list[Sight]) -> list[int]:
+        """Compute a row through some layers, position by position."""
+        for layer in range(layers.first, layers.stop):
+            self._move_state(row, layer)
+        for offset, value in enumerate(hidden):
+            change = salt, sights[offset] if sights else NO_SIGHT
+            hidden[offset] = self._compute_position(row.sequence, row.start + offset, value, layers, change)
+        self._discard_from(row.sequence, row.start + row.count, layers)
+        return hidden
+
+    def _compute_position(
+        self, sequence: int, position: int, hidden: int, layers: LayerRange, change: tuple[int, Sight]
+    ) -> int:
+        """Compute one position. States that are held already must be equal. ``change``: by the sequence's adapter, and
+        by its images."""
+        chains, (salt, sight) = self.chains[sequence], change
         if position >= self.limits[sequence]:
             raise IllegalMove(f"sequence {sequence} outgrows its limit {self.limits[sequence]}")
         for layer in range(layers.first, layers.stop):
             chain = chains.setdefault(layer, [])
             if len(chain) < position:
                 raise IllegalMove(f"sequence {sequence} layer {layer}: position {position}, held {len(chain)}")
-            state, hidden = fake_layer(layer, chain[position - 1] if position else 0, hidden)
+            hidden = see(layer, hidden, sight) if sight is not NO_SIGHT else hidden
+            state, hidden = fake_layer(layer + salt, chain[position - 1] if position else 0, hidden)
             if position < len(chain):
                 if chain[position] != state:
                     raise IllegalMove(f"sequence {sequence} layer {layer}: a replay differs at position {position}")
@@ -511,6 +582,7 @@ class FakeExecutor:
 
     def drop_spare(self) -> None:
         self.kept, self.aside = frozenset(), {}
+        self.images.clear()
 
     def test(self, progressed: Callable[[], None]) -> None:
         if self.broken:
@@ -546,6 +618,8 @@ class FakeExecutor:
         chains = [self.chains.get(sequence, {}).get(layer, []) for layer in range(layers.first, layers.stop)]
         if any(len(chain) < stop for chain in chains):
             raise IllegalMove(f"sequence {sequence}: {[*map(len, chains)]} are held in {layers}, {stop} are to be read")
+        for layer in range(layers.first, layers.stop) if self.manifest.state_stride else ():
+            self._read_state(sequence, layer, stop)
         states = np.array([([0, *chain])[start : stop + 1] for chain in chains], dtype=np.uint64)
         return KvData(layers, start, stop, "float32", (states[:, 1:] ^ states[:, :-1]).view(np.float32))
 
@@ -575,10 +649,17 @@ class FakeExecutor:
             chain[data.start : data.stop] = (np.bitwise_xor.accumulate(numbers) ^ before).tolist()
             if len(chain) < num_blocks(data.stop) * BLOCK:
                 del chain[data.stop :]
+            if stride := self.manifest.state_stride:
+                held = self.states.get((sequence, layer), ())
+                self.states[sequence, layer] = positions_after_part(held, data.stop, stride)
 
     def drop_kv(self, sequence: int, layers: LayerRange) -> None:
         for layer in range(layers.first, layers.stop):
             self.chains[sequence].pop(layer, None)
+            self.states.pop((sequence, layer), None)
+
+    def enter_thread(self) -> None:
+        pass
 
     def kv_copy_bytes(self) -> int:
         own = self._own_layers()

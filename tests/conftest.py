@@ -17,6 +17,10 @@ from swarm.stage.shell.openmp import use_passive_waiting
 
 use_passive_waiting()  # before torch: the cores are shared
 
+# Without a GPU, Triton's kernels run in its interpreter. transformers imports Triton, which reads this only then.
+if not Path("/dev/nvidiactl").exists():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 import pytest  # noqa: E402
 from hypothesis import Phase, settings  # noqa: E402
 
@@ -63,8 +67,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for entry in quarantined:
             if entry.names(item.nodeid):
                 item.add_marker(pytest.mark.xfail(reason=entry.reason, strict=False))
+    if any(item.get_closest_marker("gpu") for item in items):
+        _skip_without_gpu(items)
     longest_first = durations.read()
     items.sort(key=lambda item: -longest_first.get(item.nodeid.partition("::")[0], 0.0))
+
+
+def _skip_without_gpu(items: list[pytest.Item]) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:

@@ -111,7 +111,7 @@ def options_of(tool: str) -> frozenset[str]:
     """Options of a script in ``tools``, with those of the scripts beside it that it imports; read, not imported, since
     most import torch."""
     path = ROOT / tool
-    if path.suffix != ".py":
+    if path.suffix != ".py" and "python" not in path.read_text().partition("\n")[0]:
         return frozenset(re.findall(r"(?<!\S)--[a-z-]+", path.read_text()))
     found: set[str] = set()
     waiting, seen = [path], set()

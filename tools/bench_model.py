@@ -54,6 +54,15 @@ WORDS = {
     "num_attention_heads": 16,
     "num_key_value_heads": 4,
 }
+# Four of Llama 3.1 8B's layers.
+WIDE = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
 CACHED = {
     "vocab_size": 4096,
     "hidden_size": 384,
@@ -103,6 +112,7 @@ SHAPES: dict[str, Mapping[str, int | str]] = {
     "200m": MIDDLE,
     "long": LONG,
     "words": WORDS,
+    "wide": WIDE,
     "cached": CACHED,
     "quality": QUALITY,
     "qwen3-next": NEXT,

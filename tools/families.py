@@ -23,7 +23,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from swarm.errors import ModelError
 from swarm.stage.engine.selfcheck import check_cut, check_kernels
-from swarm.stage.model.kinds import REFUSED
+from swarm.stage.model.kinds import CAN_DECODE, REFUSED
 
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _GEMMA4 = {
@@ -58,9 +58,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "hunyuan_v1_dense": {"head_dim": 128, "rope_parameters": _ROPE},
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 64, "moe_topk": 8, "rope_parameters": _ROPE},
     "lfm2_moe": {"num_hidden_layers": 24, "layer_types": ["conv", "conv", "full_attention", "conv"] * 6},
+    "zamba2": {"num_mem_blocks": 2, "use_shared_attention_adapter": True, "use_mem_rope": True, "n_mamba_heads": 80},
     "ministral": {"hidden_size": 4096, "head_dim": 128, "num_key_value_heads": 8, "rope_parameters": _ROPE},
     "nemotron": {"head_dim": 128, "num_key_value_heads": 8, "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5}},
 }
+CONFIGS |= {kind: {"is_decoder": True} for kind in CAN_DECODE}
 _LIMIT_S = 120  # of one kind's check
 
 

@@ -163,7 +163,7 @@ def try_out(runner: Runner, items: list[Any], path: str) -> str:
     if path.startswith(PLAYED):
         from swarm.sim import run  # noqa: PLC0415
 
-        for outcome in run.run_many(0, NUM_SCHEDULES):
+        for outcome in run.run_many(0, NUM_SCHEDULES, images=path.endswith("/images.py")):
             if outcome.failure is not None:
                 return f"schedule {outcome.seed}: {str(outcome.failure)[:200]}"
     return ""

@@ -119,7 +119,8 @@ class WriteTokens:
 @dataclass(frozen=True, slots=True)
 class WriteEnd:
     """Journal how a sequence ended, and with how many of its tokens; then feed EndWritten. ``vector``: the answer of a
-    request for a vector. ``num_cached``, ``prompt_logprobs``: as of ``NewTokens``, for a sequence without tokens."""
+    request for a vector. ``num_cached``, ``prompt_logprobs``: as of ``NewTokens``, for a sequence without tokens.
+    ``has_pixels``: the request's submission has pixels, which are not kept after its last sequence's end."""
 
     sequence: int
     reason: FinishReason
@@ -128,6 +129,7 @@ class WriteEnd:
     vector: bytes = b""
     num_cached: int = 0
     prompt_logprobs: bytes = b""
+    has_pixels: bool = False
 
 
 @dataclass(frozen=True, slots=True)

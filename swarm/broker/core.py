@@ -413,6 +413,8 @@ class BrokerCore:
         prepare_proposals(self.state, self.speculation, flight, now)
         self.speculation.forget_inactive(sequence for sequence, _ in flight.sequences)
         self._reconfiguration.restorer.on_step_done(done.step, now)
+        if flight.num_patches:  # replays may wait for an image
+            self._reconfiguration.rebuilder.tick(now)
 
     def _store_forced(self, done: StepDone, flight: InFlightStep) -> None:
         """Keep the tokens that the last stage has found certain to follow, for the sequences' next steps."""

@@ -38,7 +38,7 @@ def pull(
     """
     require_packages("worker")
     from swarm.hub.names import parse_name
-    from swarm.stage.model.build import check_served
+    from swarm.stage.engine.selfcheck import check_served
     from swarm.stage.model.checkpoint import Checkpoint
     from swarm.stage.model.location import locate_model
 
@@ -144,24 +144,26 @@ def check(
 
 def _check(model: str) -> str:
     """Return the architecture, and what of it is not served. Raises ModelError."""
-    from swarm.stage.model.checkpoint import read_architecture
-    from swarm.stage.model.folder_files import read_json
     from swarm.stage.model.kinds import check_folder
     from swarm.stage.model.location import locate_model
-    from swarm.stage.model.text_tower import TEXT_ONLY_NOTE, is_multimodal
+    from swarm.stage.model.model_settings import ModelSettings
+    from swarm.stage.model.text_tower import TEXT_ONLY_NOTE
+    from swarm.stage.model.vision import has_images
 
     folder = Path(model).expanduser()
     if (folder / "config.json").is_file():
         check_folder(folder)
     else:
         folder = locate_model(model).folder
-    architecture = read_architecture(folder)
+    settings = ModelSettings(folder)
+    settings.check_sizes()
 
     # This imports torch: what can be refused without it is refused by now.
-    from swarm.stage.model.build import check_served
+    from swarm.stage.engine.selfcheck import check_served
 
     check_served(folder)
-    return f"{architecture}; {TEXT_ONLY_NOTE}" if is_multimodal(read_json(folder / "config.json")) else architecture
+    is_text_only = settings.is_multimodal and not has_images(settings.config)
+    return f"{settings.architecture}; {TEXT_ONLY_NOTE}" if is_text_only else settings.architecture
 
 
 def _find_stored() -> Iterator[StoredModel]:
@@ -207,14 +209,14 @@ def _describe(name: str, locate: Callable[[], ModelLocation]) -> StoredModel:
         checkpoint = Checkpoint.at(location := locate())
     except ModelError as error:
         return StoredModel(name, problem=str(error))
-    from swarm.stage.model.build import check_served
+    from swarm.stage.model.build import build_unloaded
 
     formats = sorted({weight.format.name for weight in checkpoint.quantized.values()}) or [checkpoint.stored_dtype]
     missing = sum(checkpoint.missing(_all_names(checkpoint)).values())
     problem = ""
     try:
-        check_served(location.folder)
+        build_unloaded(location.folder)
     except ModelError as error:
         problem = str(error)
     weights = ", ".join(formats)
-    return StoredModel(name, checkpoint.num_bytes, missing, weights, problem, checkpoint.is_multimodal)
+    return StoredModel(name, checkpoint.num_bytes, missing, weights, problem, checkpoint.is_text_only)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,9 +32,9 @@ from swarm.cli.options import (
     settings_readers,
 )
 from swarm.cli.output import EXIT_FAILED, print_error, print_json
-from swarm.cli.up.processes import die_with_parent, disable_core_dumps
-from swarm.cli.up.supervisor import EX_CONFIG
-from swarm.errors import ConfigError, JournalError, ModelError
+from swarm.cli.up.processes import PARENT_FD_VARIABLE, die_with_parent, disable_core_dumps
+from swarm.cli.up.supervisor import EX_CONFIG, EX_UNSERVED
+from swarm.errors import ConfigError, JournalError, ModelError, UnservedModel
 
 if TYPE_CHECKING:
     from swarm.auth.rotation import CredentialStore
@@ -138,6 +139,7 @@ def worker(
     broker dismissed it (swarmctl stop), and it shall not be started again; 143 or 130, it left because of SIGTERM or
     Ctrl-C; 78, it can't work (the model or a setting is wrong, or the broker refuses it), and a restart does not help.
     """
+    is_child = PARENT_FD_VARIABLE in os.environ  # of a supervisor, which need not try the other workers then
     die_with_parent()
     disable_core_dumps()
     overrides = {
@@ -153,7 +155,7 @@ def worker(
         "worker.memory_limit": memory_limit,
         "worker.threads": threads,
     }
-    with _exit_on_config_error():
+    with _exit_on_config_error(unserved_code=EX_UNSERVED if is_child else EX_CONFIG):
         load, origins = settings_readers(context, config, overrides)
         settings = load()
         require_packages("worker")
@@ -302,11 +304,13 @@ def _lock_state(settings: Settings) -> Iterator[None]:
 
 
 @contextmanager
-def _exit_on_config_error() -> Iterator[None]:
+def _exit_on_config_error(unserved_code: int = EX_CONFIG) -> Iterator[None]:
     """Exit with code 78 on errors that a restart can't fix, so that supervisors (ours, systemd) do not restart the
-    process."""
+    process; with ``unserved_code`` if no process can serve the model."""
     try:
         yield
+    except UnservedModel as error:
+        raise typer.Exit(print_error("swarm", str(error), unserved_code)) from None
     except (ConfigError, ModelError, JournalError, typer.BadParameter) as error:
         code = EXIT_FAILED if _is_temporary(error) else EX_CONFIG
         raise typer.Exit(print_error("swarm", str(error), code)) from None

@@ -26,12 +26,15 @@ MAX_SHOWN = 20  # violations that are listed for people; ``--json`` lists all
 
 class Extra(StrEnum):
     """Further part of the simulated swarms: workers write keys and values to disk, callers ask for vectors and log
-    probabilities of prompts, the broker has a draft model, the model is recurrent."""
+    probabilities of prompts, the broker has a draft model, the model is recurrent, adapters are loaded and dropped,
+    the model reads images."""
 
     spills = "spills"
     answers = "answers"
     drafts = "drafts"
     states = "states"
+    adapters = "adapters"
+    images = "images"
 
 
 def sim(

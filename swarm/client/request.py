@@ -12,7 +12,16 @@ from typing import TypedDict, TypeVar
 import msgspec
 
 from swarm.errors import InvalidRequest
-from swarm.params import PRIORITIES, SPECULATION_MODES, Grammar, SamplingParams, SpeculationMode, Thinking, VectorKind
+from swarm.params import (
+    PRIORITIES,
+    SPECULATION_MODES,
+    Grammar,
+    ImageSpan,
+    SamplingParams,
+    SpeculationMode,
+    Thinking,
+    VectorKind,
+)
 from swarm.wire.messages import MAX_KEEP_S, MAX_MEMO, MAX_TOKENS, Submit
 
 Prompt = str | Sequence[int]
@@ -49,6 +58,7 @@ class RequestOptions(TypedDict, total=False):
     - ``speculation``: "auto", "off", "suffix" or "draft": what may guess tokens ahead, among the broker's proposers.
       The answer is the same with each.
     - ``memo``: a text that ``recall`` returns.
+    - ``pixels``: of each of the ``images``, in the form of ``Submit``.
     - ``visible``: special tokens that appear in the answer's text, as marks of tool calls must; all others are left
       out. This stays on the client.
     """
@@ -64,6 +74,7 @@ class RequestOptions(TypedDict, total=False):
     speculation: SpeculationMode | None
     memo: str
     visible: Sequence[int]
+    pixels: Sequence[bytes]
 
     max_tokens: int
     min_tokens: int
@@ -86,6 +97,7 @@ class RequestOptions(TypedDict, total=False):
     vector: VectorKind | None
     prompt_logprobs: int | None
     adapter: str
+    images: Sequence[ImageSpan]
 
 
 class _ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +114,7 @@ class _ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     speculation: str | None = None
     memo: str = ""
     visible: tuple[int, ...] = ()
+    pixels: tuple[bytes, ...] = ()
 
 
 _SAMPLING_OPTIONS = SamplingParams.__struct_fields__
@@ -124,6 +137,7 @@ class RequestSpec:
     speculation: SpeculationMode | None = None
     memo: str = ""
     visible: tuple[int, ...] = ()
+    pixels: tuple[bytes, ...] = ()
 
     @classmethod
     def from_submit(cls, submit: Submit, timeout_s: float | None, visible: tuple[int, ...] = ()) -> RequestSpec:
@@ -156,6 +170,7 @@ class RequestSpec:
             keep_s=self.keep_s,
             speculation=self.speculation,
             memo=self.memo,
+            pixels=self.pixels,
         )
 
 
@@ -189,6 +204,7 @@ def check_options(params: SamplingParams | None, options: Mapping[str, object]) 
         speculation=_speculation_mode(own.speculation),
         memo=own.memo,
         visible=own.visible,
+        pixels=own.pixels,
     )
 
 

@@ -57,6 +57,20 @@ class GatewaySettings(Section):
         default=ByteSize(16 << 20),
         description="Bytes of a request's body. Far above any prompt; below what would hurt when many arrive together.",
     )
+    max_images: int = Field(default=16, ge=0, le=64, description="Images in a request.")
+    max_image_pixels: int = Field(
+        default=32_000_000,
+        ge=1,
+        description="Pixels of a request's images as they come, together; more are refused before any is decoded. "
+        "Decoding takes up to 16 bytes for each of an image's.",
+    )
+    image_tokens: int = Field(
+        default=512,
+        ge=1,
+        le=4096,
+        description="Tokens of an image; a larger one is shrunk. More show smaller details, as in scanned pages; the "
+        "time grows faster than the tokens.",
+    )
     head_timeout_s: Seconds = Field(
         default=10.0, description="Seconds that a client may take to send the head of a request."
     )

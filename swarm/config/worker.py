@@ -20,7 +20,7 @@ class WorkerSettings(Section):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")] = Field(
         default="cpu",
         description="Device that computes: cpu, cuda, cuda:N or mps; without that device the worker does not start. "
-        "auto: cuda if it is there and worker.bits is fast, else cpu.",
+        "auto: cuda if it is there and worker.bits is not portable, else cpu.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
@@ -53,6 +53,11 @@ class WorkerSettings(Section):
         description="Numbers that products with quantized weights read, the same for all workers of the swarm. auto: "
         "those of worker.dtype. int8: rounded to 8 bits, with a scale for each group: faster in prompts, less "
         "precise, and with the same bits on every processor.",
+    )
+    images: bool = Field(
+        default=True,
+        description="Load the vision tower of a model that has one, the same for all workers of the swarm. false: text "
+        "only, which saves the tower's memory on the first stage.",
     )
     adapters: tuple[Adapter, ...] = Field(
         default=(),

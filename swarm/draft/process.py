@@ -79,7 +79,7 @@ def load_draft(model: str, threads: int) -> tuple[TorchExecutor, DraftLoaded]:
         )
     layers = LayerRange(0, manifest.num_layers)
     kv_bytes = min(MAX_KV_BYTES, int(psutil.virtual_memory().available * KV_SHARE_OF_FREE))
-    executor.memory_bytes = min(executor.memory_bytes, manifest.weight_bytes(layers) + kv_bytes)
+    executor.memory_bytes = min(executor.memory_bytes, manifest.fixed_bytes(layers) + kv_bytes)
     executor.prepare(layers, (), MAX_DRAFT_SEQUENCES, lambda done, total: None)
     executor.activate(layers)
     loaded = DraftLoaded(

@@ -73,6 +73,7 @@ class CompletionRequest:
     show_special: bool = False  # the answer's text includes special tokens
     # limit of an answer whose length is the rest of the context; 0: no token is drawn; None: only the context
     rest_limit: int | None = None
+    pixels: tuple[bytes, ...] = ()  # of the images in ``params``
     keep_s: float = 0.0  # seconds that the answer continues without a reader
     speculation: SpeculationMode | None = None  # what may guess tokens ahead; None: the broker's setting
     # the API's names of parameters, where they differ from ours

@@ -23,6 +23,7 @@ from swarm.errors import ConfigError
 from swarm.gateway.completion.served_model import RequestDefaults
 from swarm.gateway.completion.service import CompletionService
 from swarm.gateway.console.local_swarm import NO_LOCAL_SWARM, LocalSwarm
+from swarm.gateway.images import ImageRules
 from swarm.gateway.middleware.connection import BACKLOG, KEEP_ALIVE_S, MAX_HEAD_BYTES, bounded_protocol
 from swarm.gateway.middleware.gateway_app import GatewayApp
 from swarm.log import get_logger
@@ -112,6 +113,7 @@ async def _main(
             parse_special=own.parse_special_tokens,
             ignore_unknown_fields=own.unknown_fields == "ignore",
             defaults=RequestDefaults(own.default_max_tokens, own.default_temperature),
+            images=ImageRules(own.max_images, own.max_image_pixels, own.image_tokens),
         )
         for broker, aliases in brokers
     ]

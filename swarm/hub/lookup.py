@@ -69,6 +69,7 @@ SMALL_FILES = (
     "quantize_config.json",
     "hf_quant_config.json",
     "modules.json",
+    "preprocessor_config.json",
     "1_Pooling/config.json",
 )
 

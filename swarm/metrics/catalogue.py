@@ -320,6 +320,22 @@ WORKERS = (
     _worker_gauge("faults", "Recent failures of the worker's steps, or of its device's tests", "faults"),
     _stage_figure("worker_resident_bytes", "Memory of the worker's process", "resident_bytes"),
     _stage_figure("worker_device_bytes", "Used memory of the worker's device", "device_memory_bytes"),
+    _stage_figure(
+        "worker_device_reserved_bytes",
+        "Memory of the device that the worker's process has reserved, with what it keeps for later",
+        "device_memory_reserved_bytes",
+    ),
+    _stage_figure(
+        "worker_device_peak_bytes",
+        "Most memory that the worker's process has used on its GPU",
+        "device_memory_peak_bytes",
+    ),
+    _stage_figure("worker_device_total_bytes", "Memory that the worker's device has", "device_memory_total_bytes"),
+    _stage_figure(
+        "worker_device_utilization",
+        "Share of the last second in which the worker's GPU computed, for all processes",
+        "device_utilization",
+    ),
     _stage_figure("worker_cpu_seconds", "Processor time of the worker's process", "cpu_s", is_counter=True),
     _stage_figure("worker_descriptors", "Descriptors that the worker has open", "descriptors"),
     _stage_figure("worker_descriptor_limit", "Descriptors that the worker may have open", "descriptor_limit"),

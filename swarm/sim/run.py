@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
+from swarm.broker.members.adapters import GIVE_UP_S
+from swarm.broker.state.adapters import MAX_RETRY_S
 from swarm.client.events import CancelForeignRequest, LeaveRequest
 from swarm.errors import IllegalMove
+from swarm.sim.actors.adapter_operator import AdapterOperator
 from swarm.sim.actors.client import ClientNode
 from swarm.sim.actors.cluster import Cluster
 from swarm.sim.actors.lookup_client import LookupClient
@@ -16,7 +20,15 @@ from swarm.sim.actors.spill_shell import SimSpillDisk
 from swarm.sim.checks.audit import Violation
 from swarm.sim.schedules.faults import apply_fault
 from swarm.sim.schedules.schedule import Schedule, ScheduledRequest
-from swarm.sim.schedules.variations import add_answers, add_disks, add_drafts, add_states, make_full_schedule
+from swarm.sim.schedules.variations import (
+    add_adapters,
+    add_answers,
+    add_disks,
+    add_drafts,
+    add_images,
+    add_states,
+    make_full_schedule,
+)
 from swarm.sim.world import World
 from swarm.wire.messages import Submit
 
@@ -25,11 +37,14 @@ STALLED_S = 80.0
 RECOVERED_S = 12.0  # after the last fault: every worker is a member again, and a plan serves
 # the same for workers that sent numbers which are not finite, or failed: the broker readmits them after a pause
 PAUSED_S = 40.0
-PAUSED: frozenset[str] = frozenset({"poison", "compute_fails", "device_breaks", "request_fails"})
+# the same for workers that can't load a dropped adapter, until its requests are given up
+KEPT_OUT_S = GIVE_UP_S + MAX_RETRY_S
+PAUSED: frozenset[str] = frozenset({"poison", "compute_fails", "device_breaks", "request_fails", "adapters_fail"})
 CHECK_S = 0.1  # between two checks whether everything has ended
 SETTLE_S = 2.0
 UNSETTLED_S = 10.0  # limit of the wait for a plan that is being changed: released sequences are still stored meanwhile
-MAX_EVENTS = 400_000
+MAX_EVENTS = 700_000
+ADAPTER_WAIT_S = 0.05  # between two looks whether a request's adapter is loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +69,10 @@ class Outcome:
     num_restored: int  # positions that were read from disk instead of computed
     num_vectors: int
     num_drafted: int  # tokens of the draft model that were proposed
+    num_loaded: int  # adapters that a broker reported as loaded
+    num_adapted: int  # requests that a broker accepted with an adapter
+    num_seen: int  # positions of images in steps and replays
+    num_seen_again: int  # of these, those in replays
     num_scored: int  # tokens of prompts whose log probabilities a broker stored
     faults: dict[str, int]  # number of faults of each kind that struck
     failure: str | None
@@ -68,29 +87,34 @@ def run(
     answers: bool = False,
     drafts: bool = False,
     states: bool = False,
+    adapters: bool = False,
+    images: bool = False,
 ) -> Outcome:
     """Play the schedule of this seed. ``spills``: workers write keys and values to disk. ``answers``: callers ask for
     vectors and log probabilities of prompts, too. ``drafts``: the broker has a draft model. ``states``: the model is
-    recurrent."""
+    recurrent. ``adapters``: an operator loads and drops adapters, and callers name them. ``images``: the model reads
+    images, and most prompts have some."""
     collects = gc.isenabled()
     gc.disable()  # a schedule makes few reference cycles, and searching for them costs a tenth of the time
     try:
-        return _run(seed, faults=faults, spills=spills, answers=answers, drafts=drafts, states=states)
+        extras: list[tuple[bool, Callable[[int, Schedule], Schedule]]] = [
+            (spills, partial(add_disks, faults=faults)),
+            (answers, add_answers),
+            (drafts, add_drafts),
+            (states, add_states),
+            (adapters, partial(add_adapters, faults=faults)),
+            (images, partial(add_images, faults=faults)),
+        ]
+        schedule = make_full_schedule(seed, faults=faults)
+        for is_wanted, add in extras:
+            schedule = add(seed, schedule) if is_wanted else schedule
+        return _run(seed, schedule, spills=spills)
     finally:
         if collects:
             gc.enable()
 
 
-def _run(seed: int, *, faults: bool, spills: bool, answers: bool, drafts: bool, states: bool) -> Outcome:
-    schedule = make_full_schedule(seed, faults=faults)
-    if spills:
-        schedule = add_disks(seed, schedule, faults=faults)
-    if answers:
-        schedule = add_answers(seed, schedule)
-    if drafts:
-        schedule = add_drafts(seed, schedule)
-    if states:
-        schedule = add_states(seed, schedule)
+def _run(seed: int, schedule: Schedule, *, spills: bool) -> Outcome:
     world = World(seed, schedule.pace)
     cluster: Cluster | None = None
     failure = None
@@ -121,6 +145,10 @@ def _run(seed: int, *, faults: bool, spills: bool, answers: bool, drafts: bool, 
         num_restored=int(counters.get("restored_positions", 0)),
         num_vectors=int(counters.get("vectors", 0)),
         num_drafted=cluster.speculation_check.num_drafted if cluster is not None else 0,
+        num_loaded=cluster.adapter_check.num_loaded if cluster is not None else 0,
+        num_adapted=cluster.adapter_check.num_accepted if cluster is not None else 0,
+        num_seen=cluster.image_check.num_seen if cluster is not None else 0,
+        num_seen_again=cluster.image_check.num_seen_again if cluster is not None else 0,
         num_scored=int(counters.get("prompt_logprobs", 0)),
         faults=dict(sorted(cluster.fault_counts.items())) if cluster is not None else {},
         failure=failure,
@@ -144,6 +172,10 @@ def _build_cluster(world: World, schedule: Schedule, spill_disk: SimSpillDisk | 
         onlooker = LookupClient(cluster, "onlooker")
         for look in schedule.looks:
             world.schedule(look.at, lambda plan=look: onlooker.look_up(plan))  # type: ignore[misc]
+    if schedule.adapters:
+        operator = AdapterOperator(cluster, "operator")
+        for order in schedule.adapters:
+            world.schedule(order.at, lambda o=order: operator.give(o))  # type: ignore[misc]
     for fault in schedule.faults:
         world.schedule(fault.at, lambda f=fault: apply_fault(cluster, clients, f))  # type: ignore[misc]
     world.schedule(schedule.quiet_from, cluster.heal)
@@ -161,6 +193,9 @@ def _schedule_request(world: World, cluster: Cluster, client: ClientNode, spec: 
         if cluster.broker.core.state.manifest is None:
             world.schedule(0.5, submit)  # no worker has joined yet: the broker would reject the request
             return
+        if spec.waits_for_adapter and not cluster.is_healed and not _has_adapter(cluster, spec.submit):
+            world.schedule(ADAPTER_WAIT_S, submit)
+            return
         cluster.audit.expect(spec.submit, spec.stops)
         for index, stop_at in spec.stops.items():
             client.stop_at[request_id, index] = stop_at
@@ -176,6 +211,11 @@ def _schedule_request(world: World, cluster: Cluster, client: ClientNode, spec: 
             world.schedule(spec.leaves_after, leave)
 
     world.schedule(spec.at, submit)
+
+
+def _has_adapter(cluster: Cluster, submit: Submit) -> bool:
+    manifest = cluster.broker.core.state.manifest
+    return manifest is not None and manifest.adapter_error(submit.params.adapter) is None
 
 
 def _revoke(cluster: Cluster, submit: Submit) -> None:
@@ -195,7 +235,9 @@ def _play(world: World, cluster: Cluster, schedule: Schedule) -> None:
         recovered |= cluster.has_recovered
         # Disks are wrong after the last fault, too: a worker may be put out for its differences at any time.
         may_pause |= any(worker.num_removals for worker in cluster.broker.core.state.workers.values())
-        if not recovered and world.now > quiet_from + (PAUSED_S if may_pause else RECOVERED_S):
+        limit_s = PAUSED_S if may_pause else RECOVERED_S
+        limit_s = KEPT_OUT_S if cluster.adapter_check.keeps_workers_out(cluster.broker.core.state) else limit_s
+        if not recovered and world.now > quiet_from + limit_s:
             cluster.check_members()  # raises, and names what is missing
         if cluster.has_recovered and _all_ended(cluster, schedule):
             break

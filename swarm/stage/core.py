@@ -106,6 +106,7 @@ class StageSettings:
     dtypes: tuple[str, ...] = ()  # types of weights that this worker could compute with, as its settings allow
     spill_chunk: int = CHUNK  # positions of a chunk on disk
     state_stride: int = 0  # positions between states that are kept (``Manifest``); 0: layers keep none
+    state_bytes: tuple[int, ...] = ()  # size of a state, by layer (``Manifest``)
 
 
 @dataclass(slots=True)
@@ -134,7 +135,7 @@ class StageCore:
         self.pending_plan = PendingPlan(own.incarnation)
         self.faults = FaultHandler(own.incarnation, self.pending_plan, self._actions, self._write_log, self._count)
         self.membership = BrokerMembership(self._actions, self._write_log, self.faults.defer_hello, own.dtypes)
-        self.store = SequenceStore(ActivationLog(own.log_bytes), self._actions, own.state_stride)
+        self.store = SequenceStore(ActivationLog(own.log_bytes), self._actions, own.state_stride, own.state_bytes)
         self.runner = StepRunner(own.name, own.num_layers, own.profile_every, self.store, self._actions, self._count)
         self.replays = ReplayQueue(own.name, own.incarnation, own.num_layers, self.store, self._count)
         self.rechecks = RecheckQueue(own.incarnation, own.num_layers, self.log, self._count)

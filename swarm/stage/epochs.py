@@ -270,10 +270,11 @@ class EpochManager:
         self.runner.idle_since = now
         before, self.layers = self.layers, prepared.layers
         self.exchange.on_fence(order.epoch)
+        self.store.keep_only(order.live)  # before the layers, which take memory for the positions in use
         self.actions.append(UseLayers(prepared.layers, self.pending_plan.standby, order.share_unit))
         # of layers that were the stage's own, nothing is kept as a copy
         kept = layers_of(self.pending_plan.standby) - layers_of(() if before is None else (before,))
-        self.store.keep_only(order.live, prepared.layers, kept)
+        self.store.adopt_layers(order.live, prepared.layers, kept)
         self.store.prefixes.start_plan(order.shared, prepared.layers)
         self.exchange.on_activated()
         self.actions.append(OpenEdge(order.epoch, prepared.edge))

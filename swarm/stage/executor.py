@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from swarm.params import SamplingParams, VectorKind
+    from swarm.params import ImageSpan, SamplingParams, VectorKind
     from swarm.wire.messages import (
         AdapterEntry,
         Failure,
         ForcedTokens,
+        ImageParts,
         LayerCost,
         LayerRange,
         Manifest,
@@ -41,6 +42,23 @@ def is_out_of_memory(error: Exception) -> bool:
     """Return whether an executor's error means that the device had too little memory. Torch raises it as a
     RuntimeError."""
     return isinstance(error, MemoryError) or any(words in str(error).lower() for words in _MEMORY_ERRORS)
+
+
+# Errors that leave a CUDA context unusable. They are asynchronous: a later call reports them. Triton reports the
+# driver's words, without torch's "CUDA error".
+_LOST_DEVICE = (
+    *("cuda error", "cublas_status_execution_failed", "device-side assert", "cudnn_status_execution_failed"),
+    *("illegal memory access", "illegal instruction", "misaligned address", "unspecified launch failure"),
+)
+
+
+def is_device_lost(error: BaseException) -> bool:
+    """Return whether an executor's error means that this process can't compute on its device any more, whatever it
+    computes. A lack of memory leaves the device as it was."""
+    if not isinstance(error, RuntimeError) or is_out_of_memory(error):
+        return False
+    text = str(error).lower()
+    return type(error).__name__ == "AcceleratorError" or any(words in text for words in _LOST_DEVICE)
 
 
 class FenceRaised(Exception):
@@ -112,6 +130,10 @@ class Batch:
     vectors: tuple[VectorJob, ...] = ()  # jobs of the last stage, in the order of their rows
     prompts: tuple[PromptJob, ...] = ()  # likewise
     adapters: tuple[str, ...] = ()  # of each row, "" for none; empty if no row has any
+    images: tuple[tuple[ImageSpan, ...], ...] = ()  # of each row's sequence; empty if no sequence has any
+    pixels: Mapping[str, bytes] = field(default_factory=dict)  # on the first stage, of the rows' images, by digest
+    image_parts: tuple[ImageParts, ...] = ()  # on the first stage, computed before the rows; then there may be no rows
+    is_piece: bool = False  # a part of a batch for which the device had too little memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +208,9 @@ class Executor(Protocol):
 
     @property
     def dtype(self) -> str: ...
+
+    def enter_thread(self) -> None:
+        """Prepare the calling thread for the device. Called at the start of each thread that uses the executor."""
 
     def measure(self) -> tuple[LayerCost, ...]:
         """Time one layer at a few sizes, before anything is loaded."""

@@ -78,6 +78,7 @@ class FaultHandler:
         self.is_in_doubt, self.failed_epoch = True, failed.compute.epoch
         batch = failed.compute.batch
         rows = tuple(SequencePosition(row.sequence, row.start + row.count) for row in batch.rows)
+        rows += tuple(SequencePosition(parts.sequence, parts.image.stop) for parts in batch.image_parts if parts.stop)
         return StepFailure(batch.through or layers, rows, failed.is_memory)
 
     def record_success(self, epoch: int) -> None:

@@ -6,6 +6,8 @@ the stage's own first step of the sequence.
 
 In every layer the copied positions begin at 0 and have no gap. All layers were computed from the same tokens, as far as
 each has come. A copied layer is never one of the stage's own.
+
+Where layers keep states, every part ends with one (``state_positions``), and a copy that is cut ends at one.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from swarm.wire.messages import (
     num_blocks,
     to_ranges,
 )
+from swarm.wire.state_positions import last_held, positions_after_part
 
 
 def describe_sequence(item: Open) -> Open:
@@ -49,6 +52,8 @@ class KvCopy:
     open: Open  # without tokens
     tokens: list[int] = field(default_factory=list)  # at the positions of the layer that has come furthest
     positions: dict[int, int] = field(default_factory=dict)  # number of positions by layer; never 0
+    states: dict[int, set[int]] = field(default_factory=dict)  # positions of states by layer, if layers keep them
+    stride: int = 0  # positions between states that are kept; 0: there are no states
 
     def min_position(self, layers: LayerRange) -> int:
         return min(self.positions.get(layer, 0) for layer in range(layers.first, layers.stop))
@@ -64,12 +69,28 @@ class KvCopy:
         for layer in range(layers.first, layers.stop):
             held = self.positions.get(layer, 0)
             self.positions[layer] = held if held >= num_blocks(stop) * BLOCK else stop
+            if self.stride:
+                self.states[layer] = positions_after_part(self.states.get(layer, ()), stop, self.stride)
         del self.tokens[max(self.positions.values()) :]
 
-    def truncate(self, position: int) -> None:
-        """Cut to ``position``, which is not 0."""
-        self.positions = {layer: min(held, position) for layer, held in self.positions.items()}
-        del self.tokens[position:]
+    def usable(self, layer: int, position: int) -> int:
+        """Return the last position, not behind this one, from which the layer can go on; 0 if there is none."""
+        if self.stride:
+            return last_held(self.states.get(layer, ()), position)
+        return min(self.positions.get(layer, 0), position)
+
+    def truncate(self, position: int) -> list[int]:
+        """Cut to ``position``, which is not 0. Return the layers that have nothing left."""
+        left = {layer: self.usable(layer, position) for layer in self.positions}
+        self.positions = {layer: held for layer, held in left.items() if held}
+        self.states = {layer: {p for p in self.states.get(layer, ()) if p <= position} for layer in self.positions}
+        del self.tokens[max(self.positions.values(), default=0) :]
+        return [layer for layer, held in left.items() if not held]
+
+    def remove(self, layer: int) -> int:
+        """Remove a layer. Return its positions."""
+        self.states.pop(layer, None)
+        return self.positions.pop(layer)
 
     def ranges(self) -> tuple[RangePosition, ...]:
         """Return the positions of the copied layers, in layer order."""
@@ -92,8 +113,10 @@ class KvCopies:
 
     actions: list[Action]
     stored: Container[int]
+    stride: int = 0  # positions between states that are kept; 0: layers keep none
     sequences: dict[int, KvCopy] = field(default_factory=dict)
     layer_bytes: dict[int, float] = field(default_factory=dict)  # memory of a position, by layer, as received
+    state_bytes: tuple[int, ...] = ()  # memory of a state, by layer; empty if states take none
 
     def inventory(self) -> tuple[HeldSequence, ...]:
         """Return what is held, for the broker."""
@@ -105,35 +128,43 @@ class KvCopies:
         return sum(map(self.bytes_of, self.sequences.values()))
 
     def bytes_of(self, copy: KvCopy) -> int:
-        return round(sum(self.layer_bytes.get(layer, 0.0) * held for layer, held in copy.positions.items()))
+        num_bytes = sum(self.layer_bytes.get(layer, 0.0) * held for layer, held in copy.positions.items())
+        if self.state_bytes:
+            num_bytes += sum(self.state_bytes[layer] * len(held) for layer, held in copy.states.items())
+        return round(num_bytes)
 
     def record(self, sequence: int, item: Open, tokens: tuple[int, ...], data: KvData) -> None:
         """Record a part that is being stored."""
-        per_position = data.numbers.nbytes / (len(tokens) * len(data.layers))
+        num_bytes = data.numbers.nbytes - sum(self.state_bytes[data.layers.first : data.layers.stop])
+        per_position = num_bytes / (len(tokens) * len(data.layers))
         self.layer_bytes.update(dict.fromkeys(range(data.layers.first, data.layers.stop), per_position))
-        copy = self.sequences.setdefault(sequence, KvCopy(describe_sequence(item)))
+        copy = self.sequences.setdefault(sequence, KvCopy(describe_sequence(item), stride=self.stride))
         copy.extend(data.layers, data.start, tokens)
 
     def truncate(self, sequence: int, position: int) -> None:
         """Cut a sequence's copies. Its memory is cut by the caller."""
         copy = self.sequences.get(sequence)
-        if copy is not None and position > 0:
-            copy.truncate(position)
-        elif copy is not None:
+        if copy is None:
+            return
+        if not any(copy.usable(layer, position) for layer in copy.positions):
             self.drop(sequence)
+        elif lost := copy.truncate(position):
+            self._free(sequence, lost)
 
     def forget(self, sequence: int) -> bool:
         """Remove the record of copies whose memory is being freed. Return whether there was one."""
         return self.sequences.pop(sequence, None) is not None
 
-    def take_over(self, sequence: int, layers: LayerRange) -> dict[int, int]:
-        """Remove these layers from a sequence's copies, since they become the stage's own. Return their positions."""
+    def take_over(self, sequence: int, layers: LayerRange, position: int) -> dict[int, int]:
+        """Remove these layers from a sequence's copies, since they become the stage's own. Return from where each of
+        them can go on, at ``position`` or before it."""
         copy = self.sequences.get(sequence)
         if copy is None:
             return {}
-        taken = {
-            layer: copy.positions.pop(layer) for layer in list(copy.positions) if layers.first <= layer < layers.stop
-        }
+        own = [layer for layer in copy.positions if layers.first <= layer < layers.stop]
+        taken = {layer: copy.usable(layer, position) for layer in own}
+        for layer in own:
+            copy.remove(layer)
         if copy.positions:
             del copy.tokens[max(copy.positions.values()) :]
         else:
@@ -157,7 +188,8 @@ class KvCopies:
                 self.drop(sequence)
             elif dropped:
                 self._free(sequence, dropped)
-                copy.positions = {layer: held for layer, held in copy.positions.items() if layer in layers}
+                for layer in dropped:
+                    copy.remove(layer)
                 del copy.tokens[max(copy.positions.values()) :]
             has_dropped = has_dropped or bool(dropped)
         return has_dropped

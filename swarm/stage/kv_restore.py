@@ -62,7 +62,8 @@ class KvRestorer:
             self._report(order, order.start if is_ready else 0)
             return
         assert stored is not None
-        names = chunk_names(stored.history, stop, chunk, stored.open.params.adapter)[order.start // chunk :]
+        params = stored.open.params
+        names = chunk_names(stored.history, stop, chunk, params.adapter, params.images)[order.start // chunk :]
         self.restoring[order.sequence] = _Restoration(order, stop, now + order.within_s, order.start)
         self.actions.append(
             ReadSpilled(

@@ -10,6 +10,9 @@ and sends the next positions of one or several sequences in all layers of that t
   A part begins at the block in which the last one ended.
 * *When.* Within a budget: at most 2 % of the passing time while steps wait, a quarter of it in idle time; for urgent
   targets half of it and all idle time. What ``until`` names is sent at once, since no steps are computed meanwhile.
+* *With states.* Where layers keep states, a part ends where all of its layers hold one: at every multiple of the
+  stride, and at the sequence's end. Beyond loopback, only the multiples are sent unless a change of plan waits: states
+  are large.
 * *In rounds.* A target that has everything rests for a while. Then the new blocks of all sequences go together: for
   small models, sending, receiving and storing cost far more per round than per block. A target that lags behind gets
   part after part.
@@ -43,7 +46,7 @@ from swarm.wire.messages import (
     SendKv,
     num_blocks,
 )
-from swarm.wire.transport.keys import address_and_key, public_key_in
+from swarm.wire.transport.keys import address_and_key, is_elsewhere, public_key_in
 
 SHARE = 0.02  # of the passing time that may be spent on copies while steps wait
 URGENT_SHARE = 0.5  # the same while a change of plan waits for them
@@ -105,8 +108,17 @@ class _Target:
         level = stored.position()
         held = stored.min_position(self.order.layers) if level is None else level
         if self.until:  # the broker names verified positions
-            return min(held, self.until.get(sequence, 0))
-        return stored.verified(held) // BLOCK * BLOCK
+            held = min(held, self.until.get(sequence, 0))
+            return stored.floor(self.order.layers, held) if stored.stride else held
+        held = stored.verified(held)
+        if not stored.stride:
+            return held // BLOCK * BLOCK
+        is_far = is_elsewhere(self.order.to.endpoint) and not self.order.is_urgent
+        unit = stored.stride if is_far else BLOCK
+        sent = stored.sent.get(self.key, SentPositions()).position
+        if held // unit <= sent // unit:
+            return sent
+        return held // unit * unit if is_far else stored.floor(self.order.layers, held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +135,14 @@ class _Part:
     @property
     def num_blocks(self) -> int:
         return num_blocks(self.goal - self.start)
+
+    def stops(self, num_blocks: int) -> list[int]:
+        """Return where the pieces end that are sent of it in a turn with time for this number of blocks."""
+        most = self.start + num_blocks * BLOCK
+        if not (stride := self.stored.stride):
+            return [min(self.goal, most)]
+        ends = [*range((self.sent.position // stride + 1) * stride, self.goal, stride), self.goal]
+        return [end for end in ends if end <= max(most, ends[0])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,11 +252,13 @@ class KvSender:
         before: list[tuple[SentPositions, int]] = []
         actions: list[SendKvPart] = []
         for part in sorted(waiting, key=lambda part: part.sent.turn)[:MAX_PARTS]:
-            stop = min(part.goal, part.start + blocks_left * BLOCK)
             before.append((part.sent, part.sent.position))
+            start = part.start
+            for stop in part.stops(blocks_left):
+                actions.append(self._send(part, start, stop))
+                num_positions += stop - start
+                start = stop // BLOCK * BLOCK
             part.sent.position, part.sent.turn = stop, self._num_turns
-            actions.append(self._send(part, stop))
-            num_positions += stop - part.start
             blocks_left -= min(blocks_left, part.num_blocks)
             if not blocks_left:
                 break
@@ -249,11 +271,11 @@ class KvSender:
         )
         return [SendKvParts(tuple(actions))]
 
-    def _send(self, part: _Part, stop: int) -> SendKvPart:
+    def _send(self, part: _Part, start: int, stop: int) -> SendKvPart:
         order = part.target.order
-        item = describe_sequence(part.stored.open) if part.start == 0 else None
-        tokens = tuple(part.stored.history[part.start : stop])
-        return SendKvPart(order.to, self.epoch, self.lineage, part.sequence, order.layers, part.start, tokens, item)
+        item = describe_sequence(part.stored.open) if start == 0 else None
+        tokens = tuple(part.stored.history[start:stop])
+        return SendKvPart(order.to, self.epoch, self.lineage, part.sequence, order.layers, start, tokens, item)
 
     def on_taken(self, event: KvPartsTaken, now: float) -> None:
         """Record what became of the parts that were sent last."""

@@ -1,7 +1,7 @@
 """Writing the stage's keys and values to the local disk: which sequence is next, and when there is time for it.
 
 What a chunk of ``CHUNK`` positions holds in a layer depends on the model, the bits of the kernels, the adapter, and the
-tokens up to its end, and on nothing else. So a chunk's name is a digest of adapter and tokens, and any later sequence
+tokens and images up to its end, and on nothing else. So a chunk's name is a digest of these, and any later sequence
 that begins with them can use it: after a restart of everything, or of another request.
 
 The broker orders it (``SpillKv``) while all stages of a plan have the same bits. The compute thread reads a chunk when
@@ -18,6 +18,7 @@ from typing import Final
 
 import numpy as np
 
+from swarm.params import ImageSpan, image_content
 from swarm.stage.actions import CHUNK, Action, SpillChunk
 from swarm.stage.events import ChunkSpilled, KvTurn
 from swarm.stage.kv_sender import IDLE_SHARE, SHARE, TimeBudget
@@ -27,18 +28,26 @@ from swarm.wire.messages import LayerRange, Open, Row, SpillKv
 _DIGEST_BYTES: Final = 20  # of a chunk's name; prompts are foreign, so collisions must not be found on purpose
 
 
-def extend_name(before: str, tokens: Sequence[int]) -> str:
-    """Return the name of the chunk with these tokens behind those named ``before`` (see ``first_name``)."""
+def extend_name(before: str, tokens: Sequence[int], images: bytes = b"") -> str:
+    """Return the name of the chunk with these tokens behind those named ``before`` (see ``first_name``). ``images``:
+    what identifies the images that it has tokens of."""
     digest = hashlib.blake2b(bytes.fromhex(before), digest_size=_DIGEST_BYTES)
-    digest.update(np.asarray(tokens, dtype="<u4").tobytes())
+    digest.update(np.asarray(tokens, dtype="<u4").tobytes() + images)
     return digest.hexdigest()
 
 
-def chunk_names(tokens: Sequence[int], stop: int, chunk: int = CHUNK, adapter: str = "") -> list[str]:
+def chunk_names(
+    tokens: Sequence[int],
+    stop: int,
+    chunk: int = CHUNK,
+    adapter: str = "",
+    images: Sequence[ImageSpan] = (),
+) -> list[str]:
     """Return the names of all whole chunks before ``stop``."""
     names: list[str] = []
     for start in range(0, stop - chunk + 1, chunk):
-        names.append(extend_name(names[-1] if names else first_name(adapter), tokens[start : start + chunk]))
+        seen = image_content(images, start, start + chunk)
+        names.append(extend_name(names[-1] if names else first_name(adapter), tokens[start : start + chunk], seen))
     return names
 
 
@@ -198,6 +207,7 @@ class KvSpiller:
         names = self._names.setdefault(sequence, [])
         del names[start // self.chunk :]
         for begin in range(len(names) * self.chunk, start + self.chunk, self.chunk):
-            before = names[-1] if names else first_name(stored.open.params.adapter)
-            names.append(extend_name(before, stored.history[begin : begin + self.chunk]))
+            stop, params = begin + self.chunk, stored.open.params
+            before = names[-1] if names else first_name(params.adapter)
+            names.append(extend_name(before, stored.history[begin:stop], image_content(params.images, begin, stop)))
         return names[-1]

@@ -26,7 +26,7 @@ import numpy as np
 
 from swarm.stage.actions import Action, Compute, SendStep, SendToBroker
 from swarm.stage.executor import Batch
-from swarm.stage.sequences import SequenceStore
+from swarm.stage.sequences import SequenceStore, pixels_of
 from swarm.wire.messages import (
     REPLAY_STEP,
     Hop,
@@ -246,7 +246,17 @@ class ReplayQueue:
             held.recede(own, row.start)
         self.current = step
         tokens = np.asarray(step.tokens, dtype=np.int64)
-        batch = Batch(step.rows, tokens, needed.hidden, (), step.alone, own, adapters=self.store.adapters(step.rows))
+        batch = Batch(
+            step.rows,
+            tokens,
+            needed.hidden,
+            (),
+            step.alone,
+            own,
+            adapters=self.store.adapters(step.rows),
+            images=self.store.images(step.rows),
+            pixels=pixels_of(step),
+        )
         return Compute(step.epoch, step.step, batch, step.cause)
 
     def _is_needed(self, row: Row, step: Step, layers: LayerRange) -> bool:
@@ -288,7 +298,8 @@ class ReplayQueue:
             return []
         if step.through.stop > layers.stop:
             hops = (*step.hops, self._sender_hop(own))
-            return [SendStep(msgspec.structs.replace(step, hops=hops, tensor=None), forwarded.hidden)]
+            onward = msgspec.structs.replace(step, hops=hops, tensor=None, pixels=msgspec.UNSET)
+            return [SendStep(onward, forwarded.hidden)]
         first, *more = reached
         done = ReplayDone(
             epoch=step.epoch,

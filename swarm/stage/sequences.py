@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from swarm.params import ImageSpan
 from swarm.stage.actions import (
     Action,
     ForkSequence,
@@ -22,7 +23,7 @@ from swarm.stage.log import ActivationLog
 from swarm.stage.proposals import proposed_counts
 from swarm.stage.shared_prefixes import SharedPrefixes
 from swarm.wire.digests import prefix_digests
-from swarm.wire.messages import HeldSequence, LayerRange, Open, RangePosition, Row, SequencePosition, Step
+from swarm.wire.messages import BLOCK, HeldSequence, LayerRange, Open, RangePosition, Row, SequencePosition, Step
 
 CopyTarget = tuple[str, LayerRange]  # incarnation of a worker that is to hold copies, and their layers
 
@@ -69,19 +70,40 @@ class StoredSequence:
 
     def digests(self) -> tuple[int, ...]:
         """Return digests of the certain tokens from which the keys and values were computed."""
-        return prefix_digests(self.history, self.verified(max(r.position for r in self.kv)), self.open.params.adapter)
+        params = self.open.params
+        return prefix_digests(
+            self.history, self.verified(max(r.position for r in self.kv)), params.adapter, params.images
+        )
 
-    def set_position(self, layers: LayerRange, position: int, num_proposed: int = 0) -> None:
-        """Set the position in all of the stage's layers. The last ``num_proposed`` positions are of proposals."""
+    def set_position(self, layers: LayerRange, position: int) -> None:
+        """Set the position in all of the stage's layers."""
         self.kv = [RangePosition(layers, position)]
-        self.unverified_from = position - num_proposed if num_proposed else None
-        if self.stride:
-            self.held_states = (*self.held_states, position - 1)
+        self.unverified_from = None
 
-    def start_row(self, start: int) -> None:
-        """Note that a row from ``start`` on begins in all layers: it overwrites the states of the row before."""
+    def start_row(self, row: Row) -> None:
+        """Note that a row begins in all layers: it overwrites the states of the row before."""
         if self.stride:
-            self.held_states = (start,)
+            self.held_states = (row.start, *self._kept_block(row))
+
+    def finish_row(self, layers: LayerRange, row: Row, num_proposed: int) -> None:
+        """Note that all of the stage's layers have computed a row. Its last ``num_proposed`` tokens are proposals."""
+        stop = row.start + row.count
+        self.set_position(layers, stop)
+        self.unverified_from = stop - num_proposed if num_proposed else None
+        if self.stride:
+            last = stop // BLOCK * BLOCK
+            self.held_states = (*self.held_states, stop - 1, *((last,) if last > row.start else ()))
+
+    def fall_back(self, layers: LayerRange, row: Row) -> None:
+        """Note that a row is computed in pieces: if the last one fails, the state at its start is gone."""
+        kept = self._kept_block(row)
+        self.recede(layers, row.start // self.stride * self.stride)
+        self.held_states = kept
+
+    def _kept_block(self, row: Row) -> tuple[int, ...]:
+        """Return the last multiple of ``BLOCK`` in a row's end, if it is before the row and its state is held."""
+        last = (row.start + row.count) // BLOCK * BLOCK
+        return (last,) if last == row.start or (last < row.start and last in self.held_states) else ()
 
     def can_begin(self, layers: LayerRange, start: int) -> bool:
         """Return whether these layers hold what a row or replay from ``start`` on begins with."""
@@ -93,6 +115,13 @@ class StoredSequence:
         if held <= position or not self.stride:
             return min(held, position)
         return max(position // self.stride * self.stride, *(p for p in (0, *self.held_states) if p <= position))
+
+    def floor(self, layers: LayerRange, position: int) -> int:
+        """Return the last position, not behind this one, that these layers hold with their states."""
+        held = [r.position for r in self.kv if r.layers.first < layers.stop and layers.first < r.layers.stop]
+        while held and (common := min(self._held_before(each, position) for each in held)) < position:
+            position = common
+        return position
 
     def min_position(self, layers: LayerRange) -> int:
         """Return the smallest number of positions among these layers."""
@@ -166,6 +195,11 @@ def _merge(ranges: list[RangePosition]) -> list[RangePosition]:
     return merged
 
 
+def pixels_of(step: Step) -> dict[str, bytes]:
+    """Return the pixels that came with a step, by the digests of their images."""
+    return {image.digest: image.pixels for image in step.pixels or ()}
+
+
 def row_error(sequences: Mapping[int, StoredSequence], rows: tuple[Row, ...]) -> str | None:
     """Return an error text for the first row that does not begin exactly where its sequence ends in every layer, or
     None."""
@@ -187,12 +221,13 @@ class SequenceStore:
     log: ActivationLog
     actions: list[Action]
     stride: int = 0  # positions between states that are kept (``Manifest.state_stride``)
+    state_bytes: tuple[int, ...] = ()  # size of a state, by layer (``Manifest.state_bytes``)
     sequences: dict[int, StoredSequence] = field(default_factory=dict)
     copies: KvCopies = field(init=False)
     prefixes: SharedPrefixes = field(init=False)
 
     def __post_init__(self) -> None:
-        self.copies = KvCopies(self.actions, self.sequences)
+        self.copies = KvCopies(self.actions, self.sequences, self.stride, state_bytes=self.state_bytes)
         self.prefixes = SharedPrefixes(self.actions, self.sequences)
 
     def inventory(self) -> tuple[HeldSequence, ...]:
@@ -243,7 +278,7 @@ class SequenceStore:
             held = self.sequences[row.sequence]
             held.history[row.start : row.start + row.count] = step.tokens[taken : taken + row.count]
             held.unverified_from = None  # the row begins where the verified positions end
-            held.start_row(row.start)
+            held.start_row(row)
             taken += row.count
             num_proposed = counts.get(row.sequence, 0)
             if num_proposed:
@@ -268,6 +303,9 @@ class SequenceStore:
             vectors=tuple(vectors),
             prompts=tuple(prompts),
             adapters=self.adapters(step.rows),
+            images=self.images(step.rows),
+            pixels=pixels_of(step),
+            image_parts=step.image_parts or (),
         )
 
     def adapters(self, rows: tuple[Row, ...]) -> tuple[str, ...]:
@@ -275,10 +313,15 @@ class SequenceStore:
         names = tuple(self.sequences[row.sequence].open.params.adapter for row in rows)
         return names if any(names) else ()
 
+    def images(self, rows: tuple[Row, ...]) -> tuple[tuple[ImageSpan, ...], ...]:
+        """Return the images of each row's sequence, for the batch."""
+        images = tuple(self.sequences[row.sequence].open.params.images for row in rows)
+        return images if any(images) else ()
+
     def fall_back(self, batch: Batch, layers: LayerRange) -> None:
-        """Note that these rows are computed in pieces: if the last one fails, the state at a row's begin is gone."""
+        """Note that these rows are computed in pieces."""
         for row in batch.rows if self.stride else ():
-            self.sequences[row.sequence].recede(batch.through or layers, row.start // self.stride * self.stride)
+            self.sequences[row.sequence].fall_back(batch.through or layers, row)
 
     def apply_header(self, step: Step, layers: LayerRange) -> str | None:
         """Retire, release, open and truncate sequences, in this order; return an error text if that is impossible.
@@ -312,7 +355,7 @@ class SequenceStore:
             self._reserve(item)
         else:
             source = self.sequences.get(item.source)
-            if source is None or (source.position() or 0) < position or (self.stride and position % self.stride):
+            if source is None or source.floor(layers, position) != position:
                 return (
                     f"sequence {item.sequence} is to begin as {item.source}, which does not hold {position} positions"
                 )
@@ -394,38 +437,47 @@ class SequenceStore:
             self.actions.append(ReleaseSequence(sequence))
         self.log.release(sequence)
 
-    def keep_only(self, live: tuple[SequencePosition, ...], layers: LayerRange, kept: frozenset[int]) -> None:
-        """Adopt this range of layers: cut the live sequences to their acknowledged positions, and drop all others.
-
-        A layer that is new here begins with its copied positions. Copies of the layers in ``kept`` stay copies; those
-        of all other layers are dropped. Retired sequences are dropped even if a broker that did not retire them lists
-        them: they have no memory to grow.
-        """
-        positions = {item.sequence: item.position for item in live}
+    def keep_only(self, live: tuple[SequencePosition, ...]) -> None:
+        """Drop all other sequences. Retired ones are dropped even if a broker that did not retire them lists them: they
+        have no memory to grow."""
+        are_live = {item.sequence for item in live}
         for sequence in [*self.sequences, *self.copies.sequences]:
             held = self.sequences.get(sequence)
-            if sequence not in positions or (held is not None and held.is_retired):
+            if sequence not in are_live or (held is not None and held.is_retired):
                 self.release(sequence)
+
+    def adopt_layers(self, live: tuple[SequencePosition, ...], layers: LayerRange, kept: frozenset[int]) -> None:
+        """Adopt this range of layers, and cut the sequences, which are live, to their acknowledged positions.
+
+        A layer that is new here begins with its copied positions. Copies of the layers in ``kept`` stay copies; those
+        of all other layers are dropped.
+        """
+        positions = {item.sequence: item.position for item in live}
         for stored in self.sequences.values():
             stored.change_layers(layers)
+        taken_over = set()
         for sequence, copy in list(self.copies.sequences.items()):
             if any(layers.first <= layer < layers.stop for layer in copy.positions):
-                positions[sequence] = min(positions[sequence], self._take_over(sequence, copy, layers))
+                positions[sequence] = self._take_over(sequence, copy, layers, positions[sequence])
+                taken_over.add(sequence)
         self.copies.drop_others(kept)
-        for sequence in self.sequences:
+        for sequence, stored in self.sequences.items():
             self._truncate(sequence, positions[sequence])
+            if sequence in taken_over:
+                stored.held_states = ()  # they were those of other layers
             self.log.expect(sequence, layers.stop)
         for sequence in [copied for copied in self.copies.sequences if copied not in self.sequences]:
             self.copies.truncate(sequence, positions[sequence])
-            if positions[sequence]:
+            if sequence in self.copies.sequences:
                 self.actions.append(TruncateSequence(sequence, positions[sequence]))
 
-    def _take_over(self, sequence: int, copy: KvCopy, layers: LayerRange) -> int:
-        """Take over the copies of these layers, which are the stage's own from now on. Return the position up to which
-        they were computed from the sequence's tokens."""
+    def _take_over(self, sequence: int, copy: KvCopy, layers: LayerRange, position: int) -> int:
+        """Take over the copies of these layers, which are the stage's own from now on. Return ``position``, or the
+        position before it up to which they were computed from the sequence's tokens."""
         held = self.sequences.get(sequence)
         if held is None:
-            held = StoredSequence(copy.open, list(copy.tokens), [RangePosition(layers, 0)], is_adopted=True)
+            kv = [RangePosition(layers, 0)]
+            held = StoredSequence(copy.open, list(copy.tokens), kv, is_adopted=True, stride=self.stride)
             self.sequences[sequence] = held
         num_equal = count_equal(held.history, copy.tokens)
         if num_equal == len(held.history):
@@ -433,9 +485,10 @@ class SequenceStore:
             num_equal = len(held.history)
         elif num_equal == len(copy.tokens):
             num_equal = len(held.history)
-        for layer, position in self.copies.take_over(sequence, layers).items():
-            held.advance(LayerRange(layer, layer + 1), position)
-        return num_equal
+        position = min(position, num_equal)
+        for layer, usable in self.copies.take_over(sequence, layers, position).items():
+            held.advance(LayerRange(layer, layer + 1), usable)
+        return position
 
     def clear(self, *, keeps_unopened: bool = False) -> None:
         """Drop all sequences with their copies, and unless they are to be kept, those that consist of copies only."""

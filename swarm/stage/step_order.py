@@ -97,7 +97,10 @@ class RunningStep:
         step = self.arrived.step
         hops = (*step.hops, hop)
         if not is_last:
-            return SendStep(msgspec.structs.replace(step, hops=hops, tensor=None), forwarded.hidden)
+            onward = msgspec.structs.replace(
+                step, hops=hops, tensor=None, pixels=msgspec.UNSET, image_parts=msgspec.UNSET
+            )
+            return SendStep(onward, forwarded.hidden)
         done = StepDone(
             epoch=step.epoch,
             step=step.step,
@@ -172,7 +175,7 @@ class StepRunner:
         )
         if problem is not None:
             return problem
-        if step.rows:
+        if step.rows or step.image_parts:
             batch = self.store.batch(arrived, is_last=self._is_last(layers))
             self.actions.append(Compute(step.epoch, step.step, batch, step.cause))
         else:
@@ -190,7 +193,7 @@ class StepRunner:
         rows, counts = step.rows, proposed_counts(step)
         for row in rows:
             held = self.store.sequences[row.sequence]
-            held.set_position(layers, row.start + row.count, counts.get(row.sequence, 0))
+            held.finish_row(layers, row, counts.get(row.sequence, 0))
         if forwarded.hidden is not None:
             self.store.log.append_rows(rows, layers.stop, forwarded.hidden)
         self._pass_on(forwarded, layers, now)

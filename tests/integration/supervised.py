@@ -4,11 +4,13 @@ Each child connects to SOCKET, says who it is, and does what it is told there. T
 NURSERY: "none", "nursery", which forks workers, one that is "threaded", so it can't, one that is "deaf" to orders, one
 that is "late", which is not waited for any longer than a moment, or one that halts at each birth, "before" or "after"
 it sends the child's number: it connects to SOCKET as a child named by that number, and goes on at its next order.
+"refusing": one that finds that the model can't be served.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -92,6 +94,9 @@ def run_nursery(kind: str) -> None:
     control = process.connect_supervisor()
     if kind in ("before", "after"):
         control = Halting(control, kind, sys.argv[3])
+    if kind == "refusing":
+        control.send(json.dumps({"refused": "the model has no attention"}).encode())
+        sys.exit(1)
     if kind == "threaded":
         threading.Thread(target=threading.Event().wait, daemon=True).start()
     if kind in ("deaf", "late"):

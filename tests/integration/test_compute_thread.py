@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import queue
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 import zmq
 
+from swarm.broker.members.health import ExpectedTimes, HealthLimits, HeartbeatHistory, Verdict, judge
 from swarm.clock import SystemClock
 from swarm.errors import IllegalMove, KvFull
 from swarm.params import SamplingParams
@@ -21,11 +24,13 @@ from swarm.stage.events import OrderArrived
 from swarm.stage.executor import Batch, Capacity, ForwardResult, Progress
 from swarm.stage.shell.compute import ComputeThread
 from swarm.stage.shell.connections import PeerConnector, StepListener
+from swarm.stage.shell.heartbeat import HeartbeatThread
 from swarm.stage.shell.vitals import Vitals
 from swarm.testing import FakeExecutor, fake_manifest
 from swarm.wire.codec import DATA
 from swarm.wire.messages import (
     Activate,
+    Activated,
     BlockKey,
     DataPathError,
     Edge,
@@ -44,6 +49,7 @@ from swarm.wire.messages import (
 from swarm.wire.pull import PullChannel
 from swarm.wire.push import PushChannel
 from swarm.wire.transport.keys import address_and_key, new_pair, with_key
+from tests import fake_device
 
 PATIENCE_S = 10.0
 LAYERS = LayerRange(0, 3)
@@ -55,15 +61,26 @@ class BrittleExecutor(FakeExecutor):
 
     load_error: BaseException | None = None
     refuses: str = ""
+    compute_error: Exception | None = None
+    waits_for_device: bool = False
 
     def fork(self, sequence: int, source: int, position: int, limit: int, *, may_share: bool = True) -> None:
         if self.refuses == "fork":
             raise KvFull("no mapping")
         FakeExecutor.fork(self, sequence, source, position, limit, may_share=may_share)
 
+    def activate(self, layers: LayerRange, kept: tuple[LayerRange, ...] = (), share_unit: int = 0) -> None:
+        FakeExecutor.activate(self, layers, kept, share_unit)
+        if self.refuses == "activate":
+            raise KvFull("no mapping")
+
     def forward(self, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]) -> ForwardResult:
         if self.refuses == "forward":
             raise KvFull("no mapping")
+        if self.compute_error is not None:
+            raise self.compute_error
+        if self.waits_for_device:
+            torch.ones(1, device=fake_device.install()).cpu()
         return FakeExecutor.forward(self, batch, fenced, progressed)
 
     def prepare(
@@ -303,4 +320,81 @@ def test_memory_that_the_broker_does_not_count_ends_the_epoch_only(stage: Stage,
     assert sorted(stage.core.sequences) == ([7] if refuses == "fork" else [7, 8])
     assert stage.thread.failure is None
     assert stage.thread.is_alive
+    taker.close()
+
+
+def test_layers_without_memory_for_what_is_in_use_end_the_epoch_only(stage: Stage) -> None:
+    """The stage has adopted the plan; the broker then frees memory."""
+    stage.prepare("tcp://127.0.0.1:20000")
+    assert isinstance(stage.says(), act.SendToBroker)
+    stage.executor.refuses = "activate"
+    stage.order(Activate(epoch=1, first_step=1, live=()))
+    messages = [action.message for action in (stage.says(), stage.says()) if isinstance(action, act.SendToBroker)]
+    activated, error = messages
+    assert isinstance(activated, Activated)
+    assert isinstance(error, DataPathError)
+    assert (error.epoch, error.reason, error.kv_overfull, error.failed) == (1, "no mapping", True, None)
+    assert stage.thread.failure is None
+    assert stage.thread.is_alive
+
+
+def compute_a_step(stage: Stage, taker: PullChannel) -> None:
+    stage.prepare(taker.endpoint)
+    assert isinstance(stage.says(), act.SendToBroker)
+    stage.order(Activate(epoch=1, first_step=1, live=()))
+    assert isinstance(stage.says(), act.SendToBroker)
+    opening = Open(7, SamplingParams(), 0, 2, 8, (5, 6))
+    step = Step(epoch=1, step=1, rows=(Row(7, 0, 1, False),), tokens=(5,), open=(opening,))
+    assert stage.before.wait(PATIENCE_S)
+    assert stage.before.send(DATA.encode(step))
+
+
+LOST = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be asynchronously reported"
+
+
+@pytest.mark.parametrize("when", ["loading", "computing"])
+def test_a_device_that_is_lost_to_the_process_ends_it(stage: Stage, when: str) -> None:
+    """With one line, and a code after which a supervisor starts it again; no request is blamed."""
+    taker = PullChannel("127.0.0.1", DATA.frame_limit_bytes)
+    if when == "loading":
+        stage.executor.load_error = RuntimeError(LOST)
+        stage.prepare(taker.endpoint)
+    else:
+        stage.executor.compute_error = RuntimeError(LOST)
+        compute_a_step(stage, taker)
+    text = "device cpu can't be used by this process any more: CUDA error: an illegal memory access was encountered"
+    assert stage.says() == act.Exit(1, text)
+    until(lambda: not stage.thread.is_alive)
+    assert stage.thread.failure is None
+    taker.close()
+
+
+@pytest.mark.parametrize("waits", ["asleep", "spinning"])
+def test_a_device_that_never_answers_is_seen(stage: Stage, waits: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver may wait for the device in its sleep, or look again and again: the worker is hung either way."""
+    gate = threading.Event()
+
+    def spin() -> None:
+        while not gate.is_set():
+            pass
+
+    monkeypatch.setattr(fake_device, "before_copies", gate.wait if waits == "asleep" else spin)
+    stage.executor.waits_for_device = True
+    taker = PullChannel("127.0.0.1", DATA.frame_limit_bytes)
+    compute_a_step(stage, taker)
+    until(lambda: stage.vitals.condition == "computing")
+    beats = HeartbeatThread(PeerConnector(new_pair(), "127.0.0.1"), "", 1.0, "w0.1", stage.vitals)
+    pulse = HeartbeatHistory(time.monotonic())
+    limits = HealthLimits(hang_min_s=0.6, asleep_s=0.3 if waits == "asleep" else PATIENCE_S)
+
+    def is_hung() -> bool:
+        now = time.monotonic()
+        pulse.record(beats._make_heartbeat(), now)
+        return judge(pulse, limits, ExpectedTimes(), now).verdict is Verdict.HUNG
+
+    try:
+        assert not is_hung()
+        until(is_hung)
+    finally:
+        gate.set()
     taker.close()

@@ -15,14 +15,16 @@ from transformers import AutoConfig
 
 from swarm import AsyncClient
 from swarm.demo import model_path
+from swarm.failpoints import FROM_VARIABLE, VARIABLE
 from swarm.stage.engine.tiny import VOCABULARY, tiny_config
-from swarm.wire.messages import STATE_STRIDE, PlanCommand
+from swarm.wire.messages import BLOCK, STATE_STRIDE, PlanCommand
 from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes, figures, some_tokens, stages_of
 from tests.model.models import load_whole, random_model
 
 KINDS = ("qwen3_next", "falcon_h1")
 TOKENS = 60
+SLOW = "broker.dispatch=stall:0.2@1+"  # while a file exists, copies catch up on any machine
 SHORT, LONG = 2 * STATE_STRIDE + 100, 6 * STATE_STRIDE + 100
 
 
@@ -125,6 +127,18 @@ async def test_a_prefix_is_reused_up_to_a_state(client: AsyncClient, model: Path
     assert after["positions"] == before["positions"] + computed
 
 
+async def test_the_next_turn_begins_where_the_last_one_ended(client: AsyncClient, model: Path) -> None:
+    """Short of the stride, too: at the last whole block."""
+    prompt = make_prompt(150, seed=60)
+    before = await figures(client)
+    answer = await ask(client, prompt)
+    turn = [*prompt, *answer, *make_prompt(30, seed=61)]
+    assert await ask(client, turn) == expect(model, turn)
+    after = await figures(client)
+    held = (len(prompt) + TOKENS - 1) // BLOCK * BLOCK
+    assert after["positions"] == before["positions"] + len(prompt) + len(turn) - held + 2 * (TOKENS - 1)
+
+
 async def test_a_crowd_gets_the_tokens_that_each_gets_alone(client: AsyncClient, processes: Processes) -> None:
     """Beside each other, in chunks."""
     kernels = {row["name"]: row["kernels"] for row in (await client.query("nodes"))["workers"]}  # type: ignore[attr-defined]
@@ -143,6 +157,37 @@ async def test_layers_move_to_another_worker(client: AsyncClient, processes: Pro
     leaving = stages_of(await client.query("nodes"))[0]
     assert (await client.steer(PlanCommand(verb="drain", worker=leaving)))["state"] == "drained"
     assert await asking == expect(model, prompt)
+
+
+@pytest.mark.parametrize("way", ["death", "drain"])
+async def test_states_are_copied(zygote: Zygote, model: Path, tmp_path: Path, way: str) -> None:
+    """A death costs what the copies lack, which is a few blocks, not the way from the last multiple of the stride. A
+    worker that is drained gives everything away."""
+    prompts = [make_prompt(SHORT - 90 * n, seed=70 + n) for n in range(3)]
+    slow = tmp_path / "slow"
+    options = {"SWARM_WORKER__DTYPE": "float32", "SWARM_BROKER__PREFIX_CACHE": "false", "SWARM_PLAN__STANDBY": "all"}
+    with Processes(model, tmp_path, options=options, launch=zygote) as processes:
+        processes.start_broker(2, **{VARIABLE: SLOW, FROM_VARIABLE: str(slow)})
+        for name in ("w0", "w1"):
+            processes.start_worker(name)
+        async with AsyncClient(processes.url, connect_timeout_s=60) as client:
+            await processes.until_serving(client, 2)
+            await processes.until(client, "nodes", lambda report: all(row["standby"] for row in report["workers"]))
+            slow.touch()
+            asking = [asyncio.create_task(ask(client, prompt)) for prompt in prompts]
+            await some_tokens(processes, client, len(prompts) * TOKENS // 3)
+            await processes.until(client, "stats", lambda report: report["kv_copies"]["behind"] == 0)
+            victim = stages_of(await client.query("nodes"))[0]
+            if way == "death":
+                processes.kill(victim)
+            else:
+                assert (await client.steer(PlanCommand(verb="drain", worker=victim)))["state"] == "drained"
+            slow.unlink()
+            assert not any(answer.done() for answer in asking)
+            assert await asyncio.gather(*asking) == [expect(model, prompt) for prompt in prompts]
+            counted = await figures(client)
+        again = counted["positions"] - sum(len(prompt) + TOKENS - 1 for prompt in prompts)
+        assert again + counted.get("replayed_positions", 0) < len(prompts) * 3 * BLOCK * (way == "death") + 1
 
 
 async def test_preempted_sequences_get_the_tokens_that_each_gets_alone(

@@ -121,6 +121,21 @@ class Supervised:
         assert self.process.stderr is not None
         return code, self.process.stderr.read()
 
+    def lines(self) -> list[str]:
+        """The lines on stdout that were not read yet, once the supervisor has ended."""
+        self._reader.join()
+        return [self._lines.get() for _ in range(self._lines.qsize())]
+
+    def born(self) -> list[str]:
+        """Names of the children that have connected and were not asked for yet, once the supervisor has ended."""
+        self._listener.setblocking(False)
+        names = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._children.append(Child(self._listener.accept()[0]))
+                names.append(self._children[-1].name)
+        return names
+
     def left(self) -> list[psutil.Process]:
         """Children of this supervisor that live, found without their help: the nursery, too."""
         address = str(self._listener.getsockname())
@@ -206,6 +221,17 @@ def test_the_last_worker_that_cannot_work_ends_all(supervise: Supervise) -> None
     children["w0"].exits(78)
     assert swarm.end() == (1, "swarm: the file x.safetensors is cut off\n")
     assert children["broker"].is_gone()
+
+
+def test_the_first_worker_whose_model_no_worker_can_serve_ends_all(supervise: Supervise) -> None:
+    """One line, and not one of each worker."""
+    swarm = supervise(2)
+    children = swarm.next_children(3)
+    children["w1"].says("swarm: the model has no attention")
+    children["w1"].exits(65)
+    assert swarm.end() == (1, "swarm: the model has no attention\n")
+    assert swarm.lines() == []
+    assert children["w0"].is_gone()
 
 
 def test_a_broker_that_cannot_work_ends_all(supervise: Supervise) -> None:
@@ -409,6 +435,15 @@ def test_without_a_nursery_workers_start_by_themselves(supervise: Supervise, kin
 
 
 @nurseries
+def test_a_model_that_the_nursery_refuses_ends_all_before_a_worker_starts(supervise: Supervise) -> None:
+    swarm = supervise(3, "obedient", "refusing")
+    assert swarm.end() == (1, "swarm: the model has no attention\n")
+    assert swarm.lines() == []
+    assert [name for name in swarm.born() if name != "broker"] == []
+    assert swarm.left() == []
+
+
+@nurseries
 def test_interrupt_before_workers_are_born(supervise: Supervise) -> None:
     """Nobody waits for them, and nobody is left."""
     swarm = supervise(2, "obedient", "deaf")
@@ -532,7 +567,7 @@ async def test_who_is_born_when_a_nursery_is_ended_is_known(
         listener.bind(str(tmp_path / "s"))
         listener.listen()
         listener.settimeout(PATIENCE_S)
-        nursery = ForkServer(command, lifeline, LogFile(tmp_path / "nursery.log"), lambda: None)
+        nursery = ForkServer(command, lifeline, LogFile(tmp_path / "nursery.log"), lambda: None, print)
         life = nursery.fork(worker, LogFile(tmp_path / "w0.log"))
         link, _ = listener.accept()  # meanwhile the loop reads nothing
         with contextlib.closing(Child(link)) as child:

@@ -180,8 +180,15 @@ def test_events_are_in_the_journal_by_their_fields(serving: BootedSwarm) -> None
     assert json.loads(serving.journal(*asked))["SWARM_REQUEST"] == json.loads(request)["request_id"]
 
 
-@pytest.mark.parametrize("unit", ["swarm-worker@w1", "swarm-broker", "swarm-gateway"])
-@pytest.mark.parametrize("signal", ["KILL", "STOP"])
+# Of a broker and a gateway that stand still, the next test has another case.
+@pytest.mark.parametrize(
+    ("signal", "unit"),
+    [
+        *(("KILL", unit) for unit in ("swarm-worker@w1", "swarm-broker", "swarm-gateway")),
+        ("STOP", "swarm-worker@w1"),
+        *(pytest.param("STOP", unit, marks=pytest.mark.long) for unit in ("swarm-broker", "swarm-gateway")),
+    ],
+)
 def test_who_dies_or_gives_no_sign_is_started_again_and_answers_go_on(
     serving: BootedSwarm, expected: str, unit: str, signal: str
 ) -> None:

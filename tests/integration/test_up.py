@@ -8,6 +8,7 @@ import io
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ import zmq
 from swarm.cli.output import ConsoleProgress
 from swarm.cli.up.host import HostConnection
 from swarm.cli.up.supervisor import AnswerRequest, Event, SwarmServing, WorkersRequested
+from swarm.demo import model_path
 from swarm.wire.channel import BindAddress, RouterChannel
 from swarm.wire.codec import CLIENT, SERVER
 from swarm.wire.messages import (
@@ -98,6 +100,10 @@ class Up:
             if words in line:
                 return line
         raise AssertionError(f"{words!r} was not said, but: {seen}; {self.error()}")
+
+    def rest(self) -> list[str]:
+        """The lines that were not read yet, once it has ended."""
+        return list(iter(self._lines.get, None))
 
     def error(self) -> str:
         assert self.process.stderr is not None
@@ -268,9 +274,15 @@ def test_interrupt_at_any_moment_before_the_start(up: StartUp, moment_s: float) 
     assert list(swarm.directory.iterdir()) == []
 
 
-@pytest.mark.parametrize("moment_s", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupt_at_any_moment_of_the_start(up: StartUp, moment_s: float, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("number", "moment_s"),
+    [
+        *((signal.SIGINT, moment_s) for moment_s in (0.0, 0.3, 1.0)),
+        (signal.SIGTERM, 0.3),  # by the same handler, so that one moment suffices
+        *(pytest.param(signal.SIGTERM, moment_s, marks=pytest.mark.long) for moment_s in (0.0, 1.0)),
+    ],
+)
+def test_interrupt_at_any_moment_of_the_start(up: StartUp, number: signal.Signals, moment_s: float) -> None:
     """While children start, import and load: quiet, exit code 0 (130 until the first child), and nobody is left."""
     swarm = up("--workers", "2")
     swarm.wait_for("starting")
@@ -295,6 +307,34 @@ def test_a_model_that_no_worker_can_use_ends_it_with_one_error(up: StartUp, tmp_
     assert code == 1
     (line,) = error.splitlines()
     assert line.startswith("swarm: ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"hidden_act": "unheard-of"}, "transformers can't build this model ('unheard-of')"),
+        ({"num_key_value_heads": 3}, "could not be computed in stages"),
+    ],
+    ids=["without weights", "as a tiny model"],
+)
+def test_a_model_that_transformers_cannot_build_is_refused_in_one_line(
+    changes: dict[str, object], problem: str, up: StartUp, tmp_path: Path
+) -> None:
+    """Once, with the line of ``swarm models check``. What shows without weights is found before a worker is born."""
+    model = tmp_path / "model"
+    shutil.copytree(model_path(), model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | changes))
+    swarm = up("--workers", "3", "--model", str(model), "--state-dir", str(tmp_path / "state"), "--json")
+    code, error = swarm.end()
+    assert code == 1
+    assert problem in error
+    assert error.count("\n") == 1
+    assert [event for event in swarm.rest() if "can't" in event] == []
+    if "hidden_act" in changes:
+        assert [path.name for path in (tmp_path / "state/logs").glob("w*.log") if path.stat().st_size] == []
+    check = swarm.run("models", "check", str(model))
+    assert (check.returncode, check.stderr) == (1, error)
 
 
 # --- the word with the broker -----------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ async def test_workers_of_two_builds_serve_together(swarm: Processes, old: Path,
     swarm.start_broker(min_workers=2)
     swarm.start_worker("w0")
     swarm.start_worker("w1", **{OLD: "1"})
-    async with AsyncClient(swarm.url) as client:
+    async with AsyncClient(swarm.url, connect_timeout_s=60) as client:
         await swarm.until_serving(client, 2)
         tokens = await answer(client)
         assert await builds(client) == {"w0": __version__, "w1": BUILDS[version]}
@@ -120,7 +120,7 @@ async def test_all_workers_are_started_anew_under_load(up: StartUp) -> None:  # 
     """One after the other, while answers run: each ends as without it, and all processes are others afterwards."""
     swarm = up("--workers", "3")
     await asyncio.to_thread(swarm.wait_for, "serving")
-    async with AsyncClient(swarm.url) as client:
+    async with AsyncClient(swarm.url, connect_timeout_s=60) as client:
         expected = (await client.generate(PROMPT, max_tokens=40, seed=7, temperature=1.0)).tokens
         before, done = await builds_and_processes(client), asyncio.Event()
 
@@ -153,7 +153,7 @@ async def test_a_broker_of_the_former_build(swarm: Processes, version: int) -> N
     """Workers and clients of this one serve there; what it doesn't know is not said to it."""
     swarm.start_broker(**{OLD: "1"})
     swarm.start_worker("w0")
-    async with AsyncClient(swarm.url) as client:
+    async with AsyncClient(swarm.url, connect_timeout_s=60) as client:
         await swarm.until_serving(client, 1)
         tokens = await answer(client)
         assert len(tokens) == 24

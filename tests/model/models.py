@@ -91,6 +91,8 @@ _LATENT_EXPERTS: dict[str, Any] = _LATENT | {
     **{"n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2, "moe_intermediate_size": 40},
     **{"n_group": 2, "topk_group": 1, "first_k_dense_replace": 1},
 }
+# An index selects fewer positions than the shortest prompts have.
+_INDEXED: dict[str, Any] = _LATENT_EXPERTS | {"index_topk": 30, "index_head_dim": 32, "index_n_heads": 12}
 LATENT: dict[str, dict[str, Any]] = {
     "deepseek_v2": _LATENT_EXPERTS | {"q_lora_rank": None, "topk_method": "greedy"},
     "deepseek_v3": _LATENT_EXPERTS,
@@ -98,6 +100,8 @@ LATENT: dict[str, dict[str, Any]] = {
     "axk1": _LATENT_EXPERTS,
     "youtu": _LATENT,
     "minicpm3": _LATENT,
+    "deepseek_v32": _INDEXED,
+    "glm_moe_dsa": _INDEXED | {"indexer_types": ["full", "shared", "full", "shared", "shared", "full"]},
 }
 
 

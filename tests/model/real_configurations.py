@@ -3,6 +3,7 @@ the hub. Settings that equal the defaults of the kind's class are left out, as a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 _NAMES = (
@@ -40,6 +41,22 @@ def _longrope(pairs: int) -> dict[str, Any]:
 
 _DEEPSEEK_YARN = _yarn(40, 4096, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=1.0)
 _SLIDING_5 = [*["sliding_attention"] * 5, "full_attention"]
+_LINEAR_3 = [*["linear_attention"] * 3, "full_attention"]
+
+
+def _attention_at(num_layers: int, attention: Sequence[int], others: str) -> list[str]:
+    return ["full_attention" if layer in attention else others for layer in range(num_layers)]
+
+
+_QWEN_3_5_ROPE: dict[str, Any] = {
+    **{"rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25},
+    **{"mrope_interleaved": True, "mrope_section": [11, 11, 10]},
+}
+_GRANITE_4: dict[str, Any] = {
+    **{"layer_types": _attention_at(40, (5, 15, 25, 35), "mamba"), "position_embedding_type": "nope"},
+    **{"mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_groups": 1, "embedding_multiplier": 12},
+    **{"residual_multiplier": 0.22, "rms_norm_eps": 1e-5, "rope_theta": 10000, "tie_word_embeddings": True},
+}
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "meta-llama/Llama-2-7b-hf": _sized("llama", 4096, 11008, 32, 32, 32, 32000),
@@ -58,6 +75,14 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
             **{"head_dim": 128, "intermediate_size_mlp": 16384, "num_local_experts": 16, "num_experts_per_tok": 1},
             **{"attention_chunk_size": 8192, "interleave_moe_layer_step": 1, "use_qk_norm": True},
             **{"rope_theta": 500000.0, "rope_scaling": _llama3(16.0, 1.0, 1.0), "max_position_embeddings": 10485760},
+        ),
+    },
+    "meta-llama/Llama-3.2-11B-Vision-Instruct": {
+        "model_type": "mllama",
+        "text_config": _sized(
+            *("mllama_text_model", 4096, 14336, 40, 32, 8, 128256),
+            **{"cross_attention_layers": [3, 8, 13, 18, 23, 28, 33, 38]},
+            **{"rope_theta": 500000.0, "rope_scaling": _llama3(8.0), "tie_word_embeddings": False},
         ),
     },
     "TinyLlama/TinyLlama-1.1B-Chat-v1.0": _sized("llama", 2048, 5632, 22, 32, 4, 32000),
@@ -200,6 +225,39 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
         **{"num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3},
         **{"norm_topk_prob": True, "routed_scaling_factor": 2.5, "rope_scaling": _DEEPSEEK_YARN},
     ),
+    "moonshotai/Kimi-K2-Instruct": _sized(
+        *("kimi_k2", 7168, 18432, 61, 64, 64, 163840),
+        **{"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64},
+        **{"v_head_dim": 128, "moe_intermediate_size": 2048, "n_routed_experts": 384, "n_shared_experts": 1},
+        **{"num_experts_per_tok": 8, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+        **{"norm_topk_prob": True, "routed_scaling_factor": 2.827, "rope_theta": 50000.0},
+        **{"rope_scaling": _yarn(32.0, 4096, beta_fast=1.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0)},
+        **{"auto_map": {"AutoModelForCausalLM": "modeling_deepseek.DeepseekV3ForCausalLM"}},
+    ),
+    "deepseek-ai/DeepSeek-V3.2-Exp": _sized(
+        *("deepseek_v32", 7168, 18432, 61, 128, 128, 129280),
+        **{"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64},
+        **{"v_head_dim": 128, "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1},
+        **{"num_experts_per_tok": 8, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3},
+        **{"norm_topk_prob": True, "routed_scaling_factor": 2.5, "rope_scaling": _DEEPSEEK_YARN},
+        **{"index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128, "max_position_embeddings": 163840},
+    ),
+    "zai-org/GLM-5": _sized(
+        *("glm_moe_dsa", 6144, 12288, 78, 64, 64, 154880),
+        **{"kv_lora_rank": 512, "q_lora_rank": 2048, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64},
+        **{"v_head_dim": 256, "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1},
+        **{"num_experts_per_tok": 8, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 3},
+        **{"norm_topk_prob": True, "routed_scaling_factor": 2.5, "rms_norm_eps": 1e-5},
+        **{"index_topk": 2048, "index_n_heads": 32, "index_head_dim": 128, "max_position_embeddings": 202752},
+        **{"rope_parameters": {"rope_type": "default", "rope_theta": 1000000}},
+    ),
+    "meituan-longcat/LongCat-Flash-Chat": {
+        **{"model_type": "longcat_flash", "hidden_size": 6144, "num_layers": 28, "num_attention_heads": 64},
+        **{"ffn_hidden_size": 12288, "expert_ffn_hidden_size": 2048, "n_routed_experts": 512, "zero_expert_num": 256},
+        **{"moe_topk": 12, "routed_scaling_factor": 6.0, "kv_lora_rank": 512, "q_lora_rank": 1536},
+        **{"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 131072},
+        **{"rope_theta": 10000000.0, "max_position_embeddings": 131072, "attention_bias": False},
+    },
     "zai-org/glm-4-9b-chat-hf": _sized(
         *("glm", 4096, 13696, 40, 32, 2, 151552),
         **{"head_dim": 128, "attention_bias": True, "partial_rotary_factor": 0.5},
@@ -303,6 +361,180 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     },
     "bigscience/bloom-560m": {"model_type": "bloom", "n_embed": 1024, "n_layer": 24, "num_attention_heads": 16},
     "mosaicml/mpt-7b": {"model_type": "mpt", "d_model": 4096, "n_heads": 32, "n_layers": 32, "vocab_size": 50432},
+    "Zyphra/Zamba-7B-v1": {
+        **{"model_type": "zamba", "hidden_size": 3712, "intermediate_size": 14848, "num_hidden_layers": 76},
+        **{"num_attention_heads": 16, "num_key_value_heads": 16, "attention_head_dim": 464, "n_mamba_heads": 2},
+        **{"attn_layer_offset": 4, "attn_layer_period": 6, "mamba_d_state": 16, "mamba_dt_rank": 232},
+    },
+    "Zyphra/Zamba2-1.2B": {
+        **{"model_type": "zamba2", "hidden_size": 2048, "num_hidden_layers": 38, "num_attention_heads": 32},
+        **{"n_mamba_heads": 64, "mamba_d_state": 128, "num_mem_blocks": 1, "use_mem_rope": True},
+        **{"use_shared_attention_adapter": True, "adapter_rank": 128},
+        "layers_block_type": [*["mamba"] * 5, "hybrid"] * 6 + ["mamba"] * 2,
+    },
+    "Zyphra/Zamba2-2.7B": {
+        **{"model_type": "zamba2", "hidden_size": 2560, "num_hidden_layers": 54, "num_attention_heads": 32},
+        **{"n_mamba_heads": 80, "mamba_d_state": 64, "num_mem_blocks": 2, "adapter_rank": 128},
+    },
+    "google/recurrentgemma-2b": {
+        **{"model_type": "recurrent_gemma", "hidden_size": 2560, "intermediate_size": 15360, "num_hidden_layers": 26},
+        **{"num_attention_heads": 10, "num_key_value_heads": 1, "lru_width": 2560, "attention_window_size": 2048},
+    },
+    "RWKV/rwkv-4-169m-pile": {
+        **{"model_type": "rwkv", "hidden_size": 768, "attention_hidden_size": 768, "intermediate_size": 3072},
+        **{"num_hidden_layers": 12, "context_length": 1024, "rescale_every": 6},
+    },
+    "NX-AI/xLSTM-7b": {"model_type": "xlstm", "hidden_size": 4096, "num_blocks": 32, "num_hidden_layers": 32},
+    "mistralai/Mistral-Small-24B-Instruct-2501": _sized(
+        "mistral", 5120, 32768, 40, 32, 8, 131072, head_dim=128, sliding_window=None, rope_theta=100000000.0
+    ),
+    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": {
+        "model_type": "mistral3",
+        "text_config": _sized(
+            *("mistral", 5120, 32768, 40, 32, 8, 131072),
+            **{"head_dim": 128, "sliding_window": None, "rope_theta": 1000000000.0, "max_position_embeddings": 131072},
+        ),
+    },
+    "Qwen/Qwen2.5-VL-7B-Instruct": {
+        "model_type": "qwen2_5_vl",
+        "text_config": _sized(
+            *("qwen2_5_vl_text", 3584, 18944, 28, 28, 4, 152064),
+            **{"max_window_layers": 28, "use_sliding_window": False, "rope_theta": 1000000.0},
+            **{"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}},
+        ),
+    },
+    "Qwen/Qwen3-VL-8B-Instruct": {
+        "model_type": "qwen3_vl",
+        "text_config": _sized(
+            *("qwen3_vl_text", 4096, 12288, 36, 32, 8, 151936),
+            **{"head_dim": 128, "rope_theta": 5000000, "max_position_embeddings": 262144},
+            **{"rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"}},
+        ),
+    },
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": _sized(
+        *("qwen3_next", 2048, 5120, 48, 16, 2, 151936),
+        **{"head_dim": 256, "partial_rotary_factor": 0.25, "rope_theta": 10000000, "full_attention_interval": 4},
+        **{"linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32},
+        **{"linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "decoder_sparse_step": 1},
+        **{"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "num_experts": 512},
+        **{"num_experts_per_tok": 10, "norm_topk_prob": True, "mlp_only_layers": []},
+    ),
+    "Qwen/Qwen3.5-27B": {
+        "model_type": "qwen3_5",
+        "text_config": _sized(
+            *("qwen3_5_text", 5120, 17408, 64, 24, 4, 248320),
+            **{"head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 48, "attn_output_gate": True},
+            **{"layer_types": _LINEAR_3 * 16, "full_attention_interval": 4, "rope_parameters": _QWEN_3_5_ROPE},
+        ),
+    },
+    "Qwen/Qwen3.5-35B-A3B": {
+        "model_type": "qwen3_5_moe",
+        "text_config": {
+            **{"model_type": "qwen3_5_moe_text", "hidden_size": 2048, "num_hidden_layers": 40, "head_dim": 256},
+            **{"num_attention_heads": 16, "num_key_value_heads": 2, "linear_num_value_heads": 32},
+            **{"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "num_experts": 256},
+            **{"num_experts_per_tok": 8, "layer_types": _LINEAR_3 * 10, "rope_parameters": _QWEN_3_5_ROPE},
+            **{"vocab_size": 248320, "max_position_embeddings": 262144},
+        },
+    },
+    "moonshotai/Kimi-Linear-48B-A3B-Instruct": _sized(
+        *("kimi_linear", 2304, 9216, 27, 32, 32, 163840),
+        **{"head_dim": 72, "kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64},
+        **{"v_head_dim": 128, "mla_use_nope": True, "moe_intermediate_size": 1024, "num_experts": 256},
+        **{"num_experts_per_token": 8, "num_shared_experts": 1, "first_k_dense_replace": 1, "moe_layer_freq": 1},
+        **{"moe_renormalize": True, "moe_router_activation_func": "sigmoid", "routed_scaling_factor": 2.446},
+        **{"num_expert_group": 1, "topk_group": 1, "model_max_length": 1048576},
+        linear_attn_config={
+            **{"full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "head_dim": 128, "num_heads": 32},
+            **{"kda_layers": [n for n in range(1, 27) if n % 4], "short_conv_kernel_size": 4},
+        },
+    ),
+    "zai-org/GLM-4.7-Flash": _sized(
+        *("glm4_moe_lite", 2048, 10240, 47, 20, 20, 154880),
+        **{"kv_lora_rank": 512, "q_lora_rank": 768, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64},
+        **{"v_head_dim": 256, "moe_intermediate_size": 1536, "n_routed_experts": 64, "n_shared_experts": 1},
+        **{"num_experts_per_tok": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+        **{"norm_topk_prob": True, "routed_scaling_factor": 1.8, "rope_theta": 1000000},
+        **{"partial_rotary_factor": 1.0, "num_nextn_predict_layers": 1, "max_position_embeddings": 202752},
+    ),
+    "tiiuae/Falcon-H1-1.5B-Instruct": _sized(
+        *("falcon_h1", 2048, 4096, 24, 8, 2, 65537),
+        **{"head_dim": 128, "rope_theta": 100000000000.0, "mamba_d_head": 64, "mamba_d_ssm": 3072},
+        **{"mamba_d_state": 256, "mamba_n_groups": 1, "mamba_n_heads": 48, "mamba_norm_before_gate": False},
+        **{"mamba_rms_norm": False, "attention_in_multiplier": 1.0, "attention_out_multiplier": 0.9375},
+        **{"embedding_multiplier": 5.656854249492381, "key_multiplier": 0.39062499999999994},
+        **{"lm_head_multiplier": 0.01953125, "mlp_multipliers": [0.8838834764831844, 0.5859375]},
+        **{"ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.23570226039551587},
+        ssm_multipliers=[0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738],
+    ),
+    "ibm-granite/granite-4.0-h-micro": _sized(
+        *("granitemoehybrid", 2048, 8192, 40, 32, 8, 100352),
+        **{"attention_multiplier": 0.015625, "logits_scaling": 8, "mamba_n_heads": 64, "num_local_experts": 0},
+        **{"num_experts_per_tok": 0, "shared_intermediate_size": 8192, **_GRANITE_4},
+    ),
+    "ibm-granite/granite-4.0-h-tiny": _sized(
+        *("granitemoehybrid", 1536, 512, 40, 12, 4, 100352),
+        **{"attention_multiplier": 0.0078125, "logits_scaling": 6, "mamba_n_heads": 48, "num_local_experts": 64},
+        **{"num_experts_per_tok": 6, "shared_intermediate_size": 1024, **_GRANITE_4},
+    ),
+    "nvidia/NVIDIA-Nemotron-Nano-9B-v2": {
+        **{"model_type": "nemotron_h", "hidden_size": 4480, "intermediate_size": 15680, "num_hidden_layers": 56},
+        **{"num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 131072},
+        **{"mamba_num_heads": 128, "mamba_head_dim": 80, "n_groups": 8, "ssm_state_size": 128},
+        "hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+    },
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": {
+        **{"model_type": "nemotron_h", "hidden_size": 2688, "intermediate_size": 1856, "num_hidden_layers": 52},
+        **{"num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128, "vocab_size": 131072},
+        **{"mamba_num_heads": 64, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128},
+        **{"n_routed_experts": 128, "num_experts_per_tok": 6, "moe_intermediate_size": 1856, "n_shared_experts": 1},
+        **{"moe_shared_expert_intermediate_size": 3712, "routed_scaling_factor": 2.5, "norm_topk_prob": True},
+        "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    },
+    "LiquidAI/LFM2-1.2B": {
+        **{"model_type": "lfm2", "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32},
+        **{"num_key_value_heads": 8, "block_ff_dim": 12288, "block_auto_adjust_ff_dim": True, "conv_L_cache": 3},
+        **{"full_attn_idxs": [2, 5, 8, 10, 12, 14], "rope_theta": 1000000.0, "vocab_size": 65536},
+    },
+    "LiquidAI/LFM2-8B-A1B": _sized(
+        *("lfm2_moe", 2048, 7168, 24, 32, 8, 65536),
+        **{"layer_types": _attention_at(24, (2, 6, 10, 14, 18, 21), "conv"), "conv_L_cache": 3},
+        **{"moe_intermediate_size": 1792, "num_dense_layers": 2, "num_experts": 32, "num_experts_per_tok": 4},
+        **{"norm_topk_prob": True, "use_expert_bias": True, "rope_theta": 1000000.0, "routed_scaling_factor": 1.0},
+    ),
+    "ai21labs/AI21-Jamba-Mini-1.5": _sized(
+        *("jamba", 4096, 14336, 32, 32, 8, 65536),
+        **{"attn_layer_offset": 4, "attn_layer_period": 8, "expert_layer_offset": 1, "expert_layer_period": 2},
+        **{"num_experts": 16, "num_experts_per_tok": 2, "mamba_d_state": 16, "mamba_dt_rank": 256},
+    ),
+    "MiniMaxAI/MiniMax-Text-01-hf": _sized(
+        *("minimax", 6144, 9216, 80, 64, 8, 200064),
+        **{"head_dim": 128, "layer_types": [*["linear_attention"] * 7, "full_attention"] * 10, "block_size": 256},
+        **{"num_local_experts": 32, "num_experts_per_tok": 2, "rope_theta": 10000000, "partial_rotary_factor": 0.5},
+        **{"full_attn_alpha_factor": 3.5565588200778455, "linear_attn_alpha_factor": 3.5565588200778455},
+        **{"mlp_alpha_factor": 3.5565588200778455},
+    ),
+    "MiniMaxAI/MiniMax-M2": _sized(
+        *("minimax_m2", 3072, 1536, 62, 48, 8, 200064),
+        **{"head_dim": 128, "rotary_dim": 64, "rope_theta": 5000000, "num_local_experts": 256},
+        **{"num_experts_per_tok": 8, "use_qk_norm": True, "scoring_func": "sigmoid", "use_routing_bias": True},
+    ),
+    "state-spaces/mamba-130m-hf": {
+        **{"model_type": "mamba", "hidden_size": 768, "num_hidden_layers": 24, "state_size": 16},
+        **{"time_step_rank": 48, "vocab_size": 50280, "expand": 2, "conv_kernel": 4},
+    },
+    "mistralai/Mamba-Codestral-7B-v0.1": {
+        **{"model_type": "mamba2", "hidden_size": 4096, "num_hidden_layers": 64, "num_heads": 128, "head_dim": 64},
+        **{"n_groups": 8, "state_size": 128, "vocab_size": 32768, "tie_word_embeddings": False},
+    },
+    "EleutherAI/gpt-j-6b": {
+        **{"model_type": "gptj", "n_embd": 4096, "n_head": 16, "n_layer": 28, "n_positions": 2048},
+        **{"rotary_dim": 64, "vocab_size": 50400, "activation_function": "gelu_new", "tie_word_embeddings": False},
+    },
+    "bigcode/starcoderbase-1b": {
+        **{"model_type": "gpt_bigcode", "n_embd": 2048, "n_head": 16, "n_layer": 24, "n_inner": 8192},
+        **{"n_positions": 8192, "multi_query": True, "vocab_size": 49152},
+    },
 }
 
 # Models that their own Python code computes.

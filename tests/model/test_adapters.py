@@ -21,10 +21,12 @@ from swarm.stage import native
 from swarm.stage.engine.forward import run_batch
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch
+from swarm.stage.model import text_models
 from swarm.stage.native.adapters import RowAdapters
 from swarm.stage.native.linears import NativeLinear
-from swarm.stage.quantization.at_load import AS_STORED, Quantization
+from swarm.stage.quantization.at_load import Quantization
 from swarm.wire.messages import AdapterEntry, LayerRange, Row
+from tests.model.adapted_stages import ALL, alone, logits, ready
 from tests.model.adapters import LLAMA, make_adapter, merged_logits
 from tests.model.cutting import MANY, never, nothing, random_tokens
 from tests.model.models import llama_config, named_config
@@ -32,8 +34,6 @@ from tests.model.models import llama_config, named_config
 pytestmark = pytest.mark.skipif(native.library() is None, reason=f"no native kernels: {native.unavailable_reason()}")
 
 Save = Callable[..., Path]
-Part = tuple[int, int, Sequence[int], str]  # sequence, start, tokens, adapter
-ALL = LayerRange(0, 8)
 SIDES = {"A": (4, 16), "B": (16, 4)}
 PROMPTS = {number: random_tokens(30 + 7 * number, seed=number) for number in range(1, 6)}
 # Sequences by adapter: two share one, and one has none.
@@ -52,40 +52,6 @@ def adapters(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         "one": make_adapter(folder / "one", llama, seed=3, targets=("v_proj",), layers=(1, 5), use_rslora=True),
     }
     return {name: str(path) for name, path in made.items()}
-
-
-def ready(
-    model: Path,
-    adapters: Mapping[str, str],
-    layers: LayerRange = ALL,
-    dtype: str = "float32",
-    quantization: Quantization = AS_STORED,
-) -> TorchExecutor:
-    executor = TorchExecutor(str(model), dtype=dtype, memory_limit=MANY, adapters=adapters, quantization=quantization)
-    executor.prepare(layers, (), 8, nothing)
-    executor.activate(layers)
-    return executor
-
-
-def logits(line: Sequence[TorchExecutor], *parts: Part) -> list[torch.Tensor]:
-    """Logits after every token of the parts, each through a line of stages."""
-    rows = tuple(Row(sequence, start, len(tokens), False) for sequence, start, tokens, _ in parts)
-    tokens = np.concatenate([np.asarray(tokens, np.int64) for _, _, tokens, _ in parts])
-    names = tuple(name for *_, name in parts)
-    hidden = None
-    for stage in line[:-1]:
-        hidden = stage.forward(Batch(rows, tokens, hidden, (), adapters=names), never, nothing).hidden
-    result = line[-1].logits(Batch(rows, tokens, hidden, (), adapters=names))
-    return list(torch.split(result, [row.count for row in rows]))
-
-
-def alone(line: Sequence[TorchExecutor], sequence: int, adapter: str) -> torch.Tensor:
-    for stage in line:
-        stage.open(sequence, 128)
-    (result,) = logits(line, (sequence, 0, PROMPTS[sequence], adapter))
-    for stage in line:
-        stage.release(sequence)
-    return result
 
 
 def in_crowd(line: Sequence[TorchExecutor], names: Mapping[int, str]) -> dict[int, torch.Tensor]:
@@ -116,9 +82,9 @@ def test_unlike_adapters_in_one_batch_have_each_one_s_bits(llama: Path, adapters
     crowd = in_crowd(whole, NAMES)
     plain = [ready(llama, {}, dtype=dtype)]
     for sequence, name in NAMES.items():
-        assert torch.equal(crowd[sequence], alone(whole, sequence, name)), name
-    assert torch.equal(crowd[2], alone(plain, 2, ""))
-    assert not torch.equal(crowd[1], alone(plain, 1, ""))
+        assert torch.equal(crowd[sequence], alone(whole, PROMPTS[sequence], name)), name
+    assert torch.equal(crowd[2], alone(plain, PROMPTS[2], ""))
+    assert not torch.equal(crowd[1], alone(plain, PROMPTS[1], ""))
     cut = [ready(llama, adapters, layers, dtype) for layers in (LayerRange(0, 3), LayerRange(3, 8))]
     for sequence, result in in_crowd(cut, NAMES).items():
         assert torch.equal(result, crowd[sequence])
@@ -128,7 +94,7 @@ def test_unlike_adapters_in_one_batch_have_each_one_s_bits(llama: Path, adapters
 def test_an_adapter_gives_what_merged_weights_give(llama: Path, adapters: dict[str, str], sequence: int) -> None:
     name = NAMES[sequence]
     truth = merged_logits(llama, Path(adapters[name]) if name else None, PROMPTS[sequence])
-    ours = alone([ready(llama, adapters)], sequence, name)
+    ours = alone([ready(llama, adapters)], PROMPTS[sequence], name)
     assert (ours.double() - truth).abs().max() < 1e-4 * truth.abs().max()
 
 
@@ -139,9 +105,9 @@ def test_quantized_weights_are_adapted_as_they_are(llama: Path, adapters: dict[s
     line = [ready(llama, adapters, quantization=how)]
     crowd = in_crowd(line, NAMES)
     for sequence, name in NAMES.items():
-        assert torch.equal(crowd[sequence], alone(line, sequence, name)), name
-    assert torch.equal(crowd[2], alone([ready(llama, {}, quantization=how)], 2, ""))
-    assert not torch.equal(crowd[1], alone(line, 1, ""))
+        assert torch.equal(crowd[sequence], alone(line, PROMPTS[sequence], name)), name
+    assert torch.equal(crowd[2], alone([ready(llama, {}, quantization=how)], PROMPTS[2], ""))
+    assert not torch.equal(crowd[1], alone(line, PROMPTS[1], ""))
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text", "olmo2", "mistral"])
@@ -174,7 +140,7 @@ def test_every_variant_of_the_kernels_adapts(llama: Path, adapters: dict[str, st
         with native.using_variant(variant):
             line = [ready(llama, adapters)]
             crowd = in_crowd(line, {1: "tall", 3: "wide"})
-            assert torch.equal(crowd[3], alone(line, 3, "wide"))
+            assert torch.equal(crowd[3], alone(line, PROMPTS[3], "wide"))
             found.append(crowd[1])
     for result in found[1:]:
         assert (result - found[0]).abs().max() < 1e-3 * found[0].abs().max()
@@ -202,6 +168,11 @@ def test_an_adapter_that_does_not_fit_is_refused_before_anything_is_loaded(
     deeper = save(llama_config(num_hidden_layers=9))
     with pytest.raises(ModelError, match=r"changes model\.layers\.8\..*, which the model does not have"):
         ready(llama, {"a": str(make_adapter(tmp_path / "depth", deeper, seed=1))})
+    config = named_config("mllama_text_model", cross_attention_layers=[])
+    text_models.register(config)
+    tower = save(config)
+    with pytest.raises(ModelError, match="counts layers for images, which are not loaded"):
+        ready(tower, {"a": str(make_adapter(tmp_path / "images", tower, seed=1))})
 
 
 @pytest.mark.parametrize(("kind", "target"), [("gpt_neox", "query_key_value"), ("deepseek_v3", "kv_b_proj")])
@@ -268,16 +239,16 @@ def test_a_bad_name_or_folder_is_refused(llama: Path, tmp_path: Path) -> None:
 
 def test_adapters_are_loaded_and_dropped_while_layers_are_in_use(llama: Path, adapters: dict[str, str]) -> None:
     """With the bits of one that was there from the start; by keys, since another content may have the name later."""
-    early = alone([ready(llama, adapters)], 1, "tall")
+    early = alone([ready(llama, adapters)], PROMPTS[1], "tall")
     executor = ready(llama, {})
-    without = alone([executor], 1, "")
+    without = alone([executor], PROMPTS[1], "")
     for name in ("tall", "wide", "tall"):
         (entry,) = executor.load_adapters((AdapterEntry("red", adapters[name]),))
         assert entry.key == f"red@{entry.digest[:16]}"
-        result = alone([executor], 1, entry.key)
+        result = alone([executor], PROMPTS[1], entry.key)
         assert torch.equal(result, early) is (name == "tall")
         assert not torch.equal(result, without)
-        assert torch.equal(alone([executor], 1, ""), without)
+        assert torch.equal(alone([executor], PROMPTS[1], ""), without)
         executor.drop_adapters((entry.key,))
         batch = Batch((Row(2, 0, 1, False),), np.array([5]), None, (), adapters=(entry.key,))
         with pytest.raises(IllegalMove, match="there is no adapter 'red@"):
@@ -287,7 +258,7 @@ def test_adapters_are_loaded_and_dropped_while_layers_are_in_use(llama: Path, ad
     executor.activate(LayerRange(2, 7))
     executor.prepare(ALL, (), 8, nothing)
     executor.activate(ALL)
-    assert torch.equal(alone([executor], 1, entry.key), early)
+    assert torch.equal(alone([executor], PROMPTS[1], entry.key), early)
 
 
 def test_an_adapter_whose_files_changed_is_not_mixed_with_its_former_self(
@@ -335,7 +306,7 @@ def test_an_adapter_in_use_stays_as_it_is_when_it_is_loaded_again(
     executor = ready(llama, {})
     entry = AdapterEntry("red", adapters["tall"])
     (found,) = executor.load_adapters((entry,))
-    before = alone([executor], 1, found.key)
+    before = alone([executor], PROMPTS[1], found.key)
     parts = [part for linear in products(executor) for part in linear.adapters.values()]
     assert executor.load_adapters((entry,)) == (found,)
     other = make_adapter(tmp_path / "a", llama, seed=1)
@@ -346,7 +317,7 @@ def test_an_adapter_in_use_stays_as_it_is_when_it_is_loaded_again(
     assert parts
     after = [part for linear in products(executor) for part in linear.adapters.values()]
     assert all(a is b for a, b in zip(parts, after, strict=True))
-    assert torch.equal(alone([executor], 1, found.key), before)
+    assert torch.equal(alone([executor], PROMPTS[1], found.key), before)
 
 
 def test_a_step_keeps_the_parts_of_its_adapters_alive(llama: Path, adapters: dict[str, str]) -> None:

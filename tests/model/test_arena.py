@@ -1,16 +1,14 @@
-"""What keys and values take of a device without pages to commit, shown on one that only reckons: torch's ``meta``."""
+"""What keys and values take of a device other than a CPU, shown on one that only reckons: torch's ``meta``."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.stage.attention import racks
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import CELL, round_up
 from swarm.stage.engine import torch_executor
@@ -55,71 +53,6 @@ def test_a_sequence_that_is_made_shorter_gives_its_memory_back() -> None:
     assert (arena.used, arena.allocated_bytes) == (CELL, CELL * PER_POSITION)
     arena.release(1)
     assert (arena.used, arena.allocated_bytes) == (0, 0)
-
-
-def test_what_is_held_stays_while_it_grows_and_shrinks() -> None:
-    """Copied as it is moved, position by position the same; on the machine's own memory, used as such a device is."""
-    arena = KvArena(torch.device("cpu"))
-    arena._has_pages, arena._num_slots = False, 1
-    written = torch.randn(HEADS, 700, SIZE, generator=torch.Generator().manual_seed(4))
-    arena.open(1, 700)
-    for start in range(0, 700, 50):
-        part = written[:, start : start + 50]
-        arena.mark_used(Row(1, start, 50, False))
-        arena.ensure_region(1, 0, part, part).write(start, part, -part)
-    region = arena.region(1, 0)
-    assert region is not None
-    assert region.keys.shape[1] * region.layouts[0].unit == 768
-    arena.shrink(1, 320)
-    region = arena.region(1, 0)
-    assert region is not None
-    assert region.keys.shape[1] * region.layouts[0].unit == 384
-    keys, values = region.read(0, 320)
-    assert torch.equal(keys, written[:, :320])
-    assert torch.equal(values, -written[:, :320])
-
-
-def test_a_rack_is_resized_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory ends at the second of three layers: nothing is counted and everything is readable as before, and the
-    next attempt succeeds. A sequence that is made shorter needs no memory for that."""
-    arena = KvArena(torch.device("cpu"))
-    arena._has_pages, arena._num_slots = False, 1
-    written = torch.randn(HEADS, 300, SIZE, generator=torch.Generator().manual_seed(4))
-    original, calls = racks.new_buffer, list[int]()
-
-    def fail_second(*args: Any) -> racks.LayerBuffer:
-        calls.append(1)
-        if len(calls) == 2:
-            raise RuntimeError("CUDA out of memory")
-        return original(*args)
-
-    def write(start: int, stop: int) -> None:
-        arena.mark_used(Row(1, start, stop - start, False))
-        for layer in range(3):
-            part = written[:, start:stop]
-            arena.ensure_region(1, layer, part, part).write(start, part, -part)
-
-    def check(stop: int, allocated: int) -> None:
-        assert arena.used == arena._sequences[1].rack.positions == allocated
-        for layer in range(3):
-            region = arena.region(1, layer)
-            assert region is not None
-            assert region.keys.shape[1] * region.layouts[0].unit == allocated
-            keys, values = region.read(0, stop)
-            assert torch.equal(keys, written[:, :stop])
-            assert torch.equal(values, -written[:, :stop])
-
-    arena.open(1, 300)
-    write(0, 100)
-    monkeypatch.setattr(racks, "new_buffer", fail_second)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        arena.mark_used(Row(1, 100, 200, False))
-    check(100, 128)
-    write(100, 300)
-    check(300, 384)
-    calls.clear()
-    arena.shrink(1, 100)
-    check(100, 128)
 
 
 MOVES = st.lists(

@@ -22,6 +22,7 @@ import torch
 
 from swarm.stage import native
 from swarm.stage.attention import sharing, tiles
+from swarm.stage.attention.grid import Span
 from swarm.stage.engine import forward
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch
@@ -94,6 +95,13 @@ def in_chunks(chunk: int, served: Served) -> tuple[int, torch.Tensor]:
     return 0, alone(served.pipeline(), chunk)
 
 
+def token_by_token(served: Served) -> tuple[int, torch.Tensor]:
+    """A part of the prompt, shorter than the grid's cell, and all further tokens alone."""
+    pipeline = served.pipeline()
+    pipeline.open(MINE)
+    return 0, torch.cat((pipeline.logits((MINE, 0, TOKENS[:100]))[0], fed(pipeline, 1, start=100)))
+
+
 def over_stages(num_stages: int, served: Served) -> tuple[int, torch.Tensor]:
     """Over so many stages, in chunks that are no multiple of anything."""
     return 0, alone(served.pipeline(num_stages), 57)
@@ -140,7 +148,7 @@ def sharing_a_prefix(served: Served) -> tuple[int, torch.Tensor]:
         pipeline.logits((7, 0, TOKENS[:135]))
         for stage in pipeline.stages:
             stage.fork(MINE, 7, 128, 512)
-            buffers = list(stage._arena._sequences[MINE].rack.buffers.values())
+            buffers = list(stage._arena._sequences[MINE].place.rack.buffers.values())
             like = buffers[0]
             unit = sharing.chunk_positions([each.shape for each in buffers], like.layouts, like.keys.itemsize)
             assert stage._transfers.sharing(stage._active_stage().layers)[0] == (unit if stage._arena.can_share else 0)
@@ -180,6 +188,7 @@ def after_a_replay(position: int, served: Served) -> tuple[int, torch.Tensor]:
 
 CASES: dict[str, Case] = {
     **{f"chunks of {chunk}": partial(in_chunks, chunk) for chunk in (1, 7, 64, 100)},
+    "token by token": token_by_token,
     **{f"{num} stages": partial(over_stages, num) for num in LINES},
     "crowds": partial(in_crowds, 1),
     "crowds over 3 stages": partial(in_crowds, 3),
@@ -192,6 +201,7 @@ CASES: dict[str, Case] = {
 
 # Like others of their kind, at another place.
 LONG = {
+    "chunks of 1",  # like "token by token", from the first one on
     "chunks of 64",
     "chunks of 100",
     "2 stages",
@@ -328,7 +338,11 @@ def test_the_least_change_differs(served: Served, expected: torch.Tensor) -> Non
 def test_one_position_off_differs(served: Served, expected: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: a second chunk that is rotated one position too far shows in every row."""
     right = forward._positions
-    monkeypatch.setattr(forward, "_positions", lambda spans, n: right(spans, n) + (spans[0].start > 0))
+
+    def shifted(batch: Batch, spans: Sequence[Span], num: int) -> torch.Tensor:
+        return right(batch, spans, num) + (spans[0].start > 0)
+
+    monkeypatch.setattr(forward, "_positions", shifted)
     wrong = alone(served.pipeline(), 100)
     assert same_bits(wrong[:100], expected[:100])
     assert not (wrong[100:] == expected[100:]).all(dim=-1).any()

@@ -67,6 +67,8 @@ def test_what_the_processor_lacks_is_an_error() -> None:
 def test_one_that_fails_its_proof_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """The quickest of the others computes, for whoever leaves the choice; whoever asked for it by name is told why it
     can't be had."""
+    if len(here()) < 3:
+        pytest.skip("this processor runs one variant beside plain C; the next test has that case")
     first, honest = here()[0], native._prove_variant
     monkeypatch.setattr(native, "_rejected", [])
     monkeypatch.setattr(
@@ -132,7 +134,7 @@ def test_torch_is_taken_at_its_word() -> None:
 def told(dtype: torch.dtype, *left: str) -> tuple[str, str]:
     skeleton = ModelSkeleton(llama_config(), CPU, dtype)
     text = kernel_report.describe_kernels(skeleton, (), left)
-    return text, kernel_report.describe_bits(skeleton, left, text)
+    return text, kernel_report.describe_bits(skeleton, left)
 
 
 @needs_library
@@ -150,7 +152,8 @@ def test_whose_bits_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     variant_choice.select_kernels("portable", "auto")
     text, bits = told(torch.float32, "bmm", "softmax")
     assert "portable bits but for torch's bmm, softmax;" in text
-    assert bits == f"{text}, on machines of make {proofs.machine_id()}"
+    assert bits.endswith(f", on machines of make {proofs.machine_id()}")
+    assert bits == told(torch.float32, "bmm")[1], "another stage, which leaves less to torch, computes alike"
     variant_choice.select_kernels("torch", "auto")
     text, bits = told(torch.float32)
     assert "; bits of torch;" in text

@@ -139,7 +139,7 @@ def test_racks() -> None:
     for sequence in (1, 3, 4, 5):
         arena.release(sequence)
     assert len(arena) == arena.used == 0
-    assert not arena._racks
+    assert not arena._memory.racks
 
 
 # --- modules ---------------------------------------------------------------------------------------------------------

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from swarm.errors import ModelError
 from swarm.params import SamplingParams
-from swarm.stage.engine.device import CudaClock, make_clock, memory_stats, resolve_device
+from swarm.stage.engine import gpu_load
+from swarm.stage.engine.device import (
+    CudaClock,
+    enter_device,
+    limit_memory,
+    make_clock,
+    memory_stats,
+    parse_device,
+    resolve_device,
+)
+from swarm.stage.engine.forward import copy_to_array
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch, ForwardResult, SampleJob
 from swarm.wire.messages import LayerRange, Row
@@ -44,9 +56,35 @@ def forward(executor: TorchExecutor, *, sample: bool) -> ForwardResult:
 def test_auto_is_cuda_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless bits must be portable; a device that was named stays."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert [resolve_device("auto"), resolve_device("auto", "portable"), resolve_device("mps")] == ["cuda", "cpu", "mps"]
+    assert [resolve_device("auto", bits) for bits in ("auto", "fast", "portable")] == ["cuda", "cuda", "cpu"]
+    assert resolve_device("mps") == "mps"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert resolve_device("auto") == "cpu"
+
+
+def test_a_gpu_is_named_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that two names of one GPU are the same device for the planner; and one that is not there is refused."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [str(parse_device(name)) for name in ("cuda", "cuda:1", "cpu")] == ["cuda:0", "cuda:1", "cpu"]
+    with pytest.raises(ModelError, match="device cuda:2 was requested, but this machine has cuda:0 to cuda:1"):
+        parse_device("cuda:2")
+
+
+def test_threads_enter_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a limit is of the memory of the whole device."""
+    entered, limits = [], []
+    monkeypatch.setattr(torch.cuda, "set_device", entered.append)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 << 30))
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, device: limits.append((share, device))
+    )
+    gpu, cpu = torch.device("cuda", 1), torch.device("cpu")
+    for device in (gpu, cpu):
+        enter_device(device)
+        limit_memory(device, 20 << 30)
+    assert entered == [gpu]
+    assert limits == [(0.25, gpu)]
 
 
 def test_what_is_timed(llama: Path) -> None:
@@ -72,7 +110,7 @@ def test_statistics_have_memory_and_times(llama: Path) -> None:
     assert 0 < stats["device_memory_bytes"] < stats["device_memory_total_bytes"]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+@pytest.mark.gpu
 def test_a_gpu_is_timed_by_itself(llama: Path) -> None:
     """Its clock counts what it computes, also while the host is elsewhere; its memory is its own."""
     executor = TorchExecutor(str(llama), device="cuda", dtype="float32", memory_limit=MANY)
@@ -91,3 +129,29 @@ def test_a_gpu_is_timed_by_itself(llama: Path) -> None:
     assert done.sample_s > 0
     memory = memory_stats(device)
     assert 0 < memory["device_memory_bytes"] <= memory["device_memory_peak_bytes"] < memory["device_memory_total_bytes"]
+
+
+def test_utilisation_is_the_drivers_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A share of the time; left out without the driver's package, and where the driver does not answer."""
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(gpu_load, "pynvml", None)
+    assert gpu_load.gpu_utilization(device) == {}
+    monkeypatch.setattr(gpu_load, "pynvml", SimpleNamespace(NVMLError=KeyError))
+    monkeypatch.setattr(torch.cuda, "utilization", lambda _: 75)
+    assert gpu_load.gpu_utilization(device) == {"device_utilization": 0.75}
+
+    def fail(_: torch.device) -> int:
+        raise KeyError("not supported")
+
+    monkeypatch.setattr(torch.cuda, "utilization", fail)
+    assert gpu_load.gpu_utilization(device) == {}
+
+
+@pytest.mark.gpu
+def test_hidden_states_leave_a_gpu_unchanged() -> None:
+    """Whatever their layout; the array has memory of its own."""
+    hidden = torch.randn(64, 4096, device="cuda", dtype=torch.bfloat16)
+    for part in (hidden, hidden.T, hidden[::2]):
+        array = copy_to_array(part)
+        assert array.flags.owndata
+        assert np.array_equal(array, part.float().cpu().numpy())

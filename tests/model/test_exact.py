@@ -139,7 +139,7 @@ def test_without_the_grid_bits_differ(
 ) -> None:
     """Control: plain attention over exactly the keys there are, chunk by chunk, fails the same comparison."""
 
-    def plain(query: torch.Tensor, slab: Any, group: Any, how: Any, _: Any) -> torch.Tensor:
+    def plain(query: torch.Tensor, slab: Any, group: Any, how: Any, _: Any, **__: Any) -> torch.Tensor:
         span = current_pass().spans[0]
         start, count = span.start + group.tokens.start - span.offset, group.num_queries
         region = slab.region(group.first_slot)

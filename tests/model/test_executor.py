@@ -544,8 +544,8 @@ def test_unfit_models(folder: Path) -> None:
     """Kinds of models that would be computed wrongly are refused before weights are read, with the reason."""
     change_config(folder, architectures=["Nonsense"], model_type="nonsense")
     assert "has no models of kind nonsense" in refused(folder)
-    change_config(folder, architectures=["CTRLLMHeadModel"], model_type="ctrl")
-    assert "attention in transformers that can't be replaced" in refused(folder)
+    change_config(folder, architectures=["ReformerModelWithLMHead"], model_type="reformer")
+    assert "attention by hashes" in refused(folder)
     change_config(folder, architectures=["LlamaForCausalLM"], model_type="llama")
     change_config(folder, quantization_config={"quant_method": "fp8"})
     assert "quantized" in refused(folder)

@@ -15,15 +15,21 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
+from swarm.errors import ModelError
 from swarm.stage.engine.kv_transfers import shape_in_config
+from swarm.stage.engine.selfcheck import check_served
 from swarm.stage.engine.tiny import tiny_config
 from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.model import text_models
+from swarm.stage.model.build import ModelSkeleton
 from swarm.stage.model.checkpoint import Checkpoint
+from swarm.stage.model.configuration import check_config, read_config
+from swarm.stage.model.decoders import count_layers
 from swarm.stage.model.kinds import REFUSED
 from swarm.wire.messages import LayerRange
 from tests.model.as_transformers import check_as_transformers
 from tests.model.cutting import MANY, nothing
+from tests.model.real_configurations import CONFIGURATIONS
 
 ROOT = Path(__file__).parents[2]
 _SPEC = importlib.util.spec_from_file_location("families", ROOT / "tools" / "families.py")
@@ -36,20 +42,21 @@ SERVED = re.findall(r"`([^`]+)`", PAGE[PAGE.index("| served |") :].partition("\n
 # One kind of each way to differ: latent attention, groups of experts, layers of unlike heads, rotations, routers.
 SAMPLE = [
     *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "gemma4_text", "hunyuan_v1_moe", "granite_swa", "dbrx"),
-    *("nemotron", "cohere_compass_text", "minicpm3", "gemma3n_text"),
+    *("nemotron", "cohere_compass_text", "minicpm3", "gemma3n_text", "longcat_flash", "diffllama", "doge", "ctrl"),
+    *("megatron-bert", "roberta"),
 ]
 
 
 @pytest.fixture(scope="module")
 def folder(save: Any) -> Any:
-    made: dict[str, Path] = {}
+    made: dict[tuple[str, int], Path] = {}
 
-    def folder_of(kind: str) -> Path:
-        if kind not in made:
-            config = tiny_config(families.real_config(kind))
+    def folder_of(kind: str, fewest_layers: int = 4) -> Path:
+        if (kind, fewest_layers) not in made:
+            config = tiny_config(families.real_config(kind), fewest_layers)
             text_models.register(config)
-            made[kind] = save(config, dtype=torch.float32)
-        return made[kind]
+            made[kind, fewest_layers] = save(config, dtype=torch.float32)
+        return made[kind, fewest_layers]
 
     return folder_of
 
@@ -58,13 +65,27 @@ def check_described(folder: Path) -> None:
     """Check what the files that transformers saved say about the model, before any weights are read."""
     config, checkpoint = AutoConfig.from_pretrained(folder).get_text_config(), Checkpoint(folder)
     manifest = checkpoint.manifest("float32")
-    assert manifest.num_layers == len(manifest.layer_bytes) == config.num_hidden_layers
+    assert manifest.num_layers == len(manifest.layer_bytes) == count_layers(config)
     assert (manifest.hidden_size, manifest.vocab_size) == (config.hidden_size, config.vocab_size)
-    assert manifest.context == getattr(config, "max_position_embeddings", None) or manifest.context >= 2048
+    most = getattr(config, "max_position_embeddings", None)
+    if hasattr(config, "is_decoder") and manifest.context != most:  # RoBERTa's first positions stand for padding
+        most -= config.pad_token_id + 1
+    assert manifest.context == most or manifest.context >= 2048
     numbers = {name: tensor.numel() for name, tensor in load_file(folder / "model.safetensors").items()}
-    stored = sum(number for name, number in numbers.items() if "embed_tokens_extend" not in name)  # towers of Phi 4
-    table = config.vocab_size * config.hidden_size  # a tied one counts as embedding and as head
+    stored = sum(number for name, number in numbers.items() if not is_unused(name, config))
+    if config.model_type == "zamba":  # its block is stored in one layer, and held by all that use it
+        block = sum(number for name, number in numbers.items() if ".shared_transf." in name)
+        stored += block * (config.layers_block_type.count("hybrid") - 1)
+    width = getattr(config, "embedding_size", config.hidden_size)
+    table = config.vocab_size * width  # a tied one counts as embedding and as head
     assert manifest.weight_bytes(LayerRange(0, manifest.num_layers)) in (4 * stored, 4 * (stored + table))
+
+
+def is_unused(name: str, config: Any) -> bool:
+    """Whether a tensor belongs to Phi 4's other towers, or to an expert of LongCat that gives back its input."""
+    expert = re.search(r"\.experts\.(\d+)\.", name)
+    is_zero = expert and config.model_type == "longcat_flash" and int(expert[1]) >= config.n_routed_experts
+    return "embed_tokens_extend" in name or bool(is_zero)
 
 
 def check_cache(folder: Path) -> None:
@@ -74,12 +95,11 @@ def check_cache(folder: Path) -> None:
     executor.prepare(LayerRange(0, manifest.num_layers), (), 8, nothing)
     shapes = executor._transfers._shapes
     assert shapes == {layer: shape_in_config(config, layer) for layer in shapes}
-    if not manifest.state_stride:
-        sizes = {layer: manifest.kv_bytes_per_token[layer] for layer in shapes}
-        assert sizes == {layer: 4 * shape.numbers for layer, shape in shapes.items()}
+    sizes = {layer: size for layer in range(manifest.num_layers) if (size := manifest.kv_bytes(layer))}
+    assert sizes == {layer: 4 * shape.numbers for layer, shape in shapes.items()}
 
 
-@pytest.mark.parametrize("kind", ["jetmoe", "mimo_v2_flash", "gemma4_text", "falcon", "nemotron_h"])
+@pytest.mark.parametrize("kind", ["jetmoe", "mimo_v2_flash", "gemma4_text", "falcon", "nemotron_h", "longcat_flash"])
 def test_keys_and_values_are_as_large_as_the_files_say(kind: str, folder: Any) -> None:
     check_cache(folder(kind))
 
@@ -106,12 +126,71 @@ def test_a_kind_is_served_as_transformers_does(kind: str, folder: Any) -> None:
     check_as_transformers(folder(kind), num_new=12, most_stages=3)
 
 
+def test_a_tower_that_transformers_lists_no_causal_class_for_is_served(folder: Any) -> None:
+    check_as_transformers(folder("mistral4"), num_new=12, most_stages=3)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_an_encoder_that_cannot_decode_alone_is_refused(kind: str) -> None:
+    for changes in ({}, {"is_decoder": True, "add_cross_attention": True}):
+        with pytest.raises(ModelError, match="without is_decoder, or with add_cross_attention"):
+            check_config(AutoConfig.for_model(kind, **changes))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "reason"),
+    [
+        ("doge", {"keep_window_size": 512}, "keep_window_size 512 is less than max_position_embeddings 2048"),
+        ("doge", {"is_moe": True}, "experts are chosen by other tokens' scores"),
+    ],
+)
+def test_what_the_other_tokens_of_a_batch_change_is_refused(kind: str, changes: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ModelError, match=reason):
+        ModelSkeleton(tiny_config(AutoConfig.for_model(kind, **changes)), torch.device("cpu"), torch.float32)
+
+
+def refusal_of(folder: Path) -> str:
+    try:
+        check_served(folder)
+    except ModelError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("value", [0, -1, 1.5, 10**30, "x", [], {}], ids=str)
+@pytest.mark.parametrize("name", ["num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size"])
+def test_a_number_that_no_model_has_is_harmless_or_refused_in_one_line(name: str, value: Any, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes["max_position_embeddings"] = 512
+    settings = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **sizes, "vocab_size": 100}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    check_served(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(settings | {name: value}))
+    assert "\n" not in refusal_of(tmp_path)
+
+
+def test_positions_without_their_factors_are_refused_in_one_line() -> None:
+    config = AutoConfig.for_model("phi3", pad_token_id=0)
+    config.rope_parameters = {"rope_type": "longrope", "rope_theta": 10000.0}
+    with pytest.raises(ModelError, match=r"settings that can't be used \(KeyError: '\w+_factor'\)$"):
+        check_config(config)
+
+
+def test_a_kind_under_a_name_of_its_own_is_read_without_its_code(tmp_path: Path) -> None:
+    settings = CONFIGURATIONS["moonshotai/Kimi-K2-Instruct"]
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    config = read_config(tmp_path)
+    assert (config.model_type, config.n_routed_experts) == ("deepseek_v3", 384)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("kind", SERVED)
 def test_all_kinds_are_served_as_transformers_does(kind: str, folder: Any) -> None:
-    check_described(folder(kind))
-    check_cache(folder(kind))
-    check_as_transformers(folder(kind), num_new=64, most_stages=5)
+    model = folder(kind, fewest_layers=5)
+    check_described(model)
+    check_cache(model)
+    check_as_transformers(model, num_new=64, most_stages=5)
 
 
 def test_a_model_of_two_layers_is_tried_with_four() -> None:
@@ -122,6 +201,10 @@ def test_a_model_of_two_layers_is_tried_with_four() -> None:
     assert config.head_dim == 80 // 4
 
 
+def test_a_model_of_one_kind_of_layers_has_as_many_as_stages_are_wanted() -> None:
+    assert tiny_config(AutoConfig.for_model("llama"), fewest_layers=5).num_hidden_layers == 5
+
+
 def test_kinds_of_layers_and_their_lists_stay_together() -> None:
     """Two layers of each kind, dense ones first, and keys that later layers share come from earlier ones."""
     deepseek = tiny_config(families.real_config("deepseek_v3"))
@@ -130,9 +213,11 @@ def test_kinds_of_layers_and_their_lists_stay_together() -> None:
     first = gemma.num_hidden_layers - gemma.num_kv_shared_layers
     assert set(gemma.layer_types[first:]) == set(gemma.layer_types[:first]) == {"full_attention", "sliding_attention"}
     assert len(gemma.activation_sparsity_pattern) == gemma.num_hidden_layers
+    falcon = tiny_config(AutoConfig.for_model("falcon_h1", num_hidden_layers=5))
+    assert len(falcon.ssm_multipliers) == 5  # one for each part of a layer, of which there happen to be as many
 
 
-@pytest.mark.parametrize("kind", ["bert", "recurrent_gemma", "longcat_flash", "diffllama", "moshi"])
+@pytest.mark.parametrize("kind", ["xmod", "hrm_text", "bart", "moshi"])
 def test_what_is_noted_as_refused_is_refused_by_the_load_check(kind: str) -> None:
     """A kind that becomes served must leave the notes, by which it is refused before it is tried."""
     assert kind in {kind for kinds in REFUSED.values() for kind in kinds}

@@ -12,8 +12,7 @@ import torch
 
 from swarm.errors import IllegalMove
 from swarm.stage import native
-from swarm.stage.attention import arena as arena_module
-from swarm.stage.attention import layouts
+from swarm.stage.attention import layouts, rack_memory
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.racks import KvShape
 from swarm.stage.attention.transfer import from_patterns, to_patterns
@@ -92,7 +91,9 @@ def test_bit_patterns_survive(dtype: torch.dtype) -> None:
 
 def write(arena: KvArena, sequence: int, layers: LayerRange, span: tuple[int, int], active: LayerRange | None) -> None:
     shapes = [KvShape(2, 16, 16)] * len(layers)
-    flat = torch.ones(sum(shape.numbers for shape in shapes) * (span[1] - span[0]), device=arena._device)
+    flat = torch.ones(
+        sum(shape.numbers for shape in shapes) * (span[1] - span[0]), device="cpu" if arena.pool is None else "meta"
+    )
     arena.write_positions(sequence, layers, span, flat, shapes=shapes, active=active)
 
 
@@ -162,15 +163,15 @@ def test_forks_and_cuts_leave_copies_consistent() -> None:
 
 def test_a_copy_without_memory_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device may have less than is counted: then the copy is dropped, and its sequence goes on."""
-    arena, own, given = opened(), LayerRange(0, 1), arena_module.new_buffer
+    arena, own, given = opened(), LayerRange(0, 1), rack_memory.new_buffer
     write(arena, 1, own, (0, 40), own)
 
     def fail(*args: Any) -> Any:
-        if len(arena._racks[0].buffers) == 2:
+        if len(arena._memory.racks[0].buffers) == 2:
             raise MemoryError("no memory on the device")
         return given(*args)
 
-    monkeypatch.setattr(arena_module, "new_buffer", fail)
+    monkeypatch.setattr(rack_memory, "new_buffer", fail)
     with pytest.raises(MemoryError):
         write(arena, 1, LayerRange(1, 4), (0, 40), own)
     arena.drop_copies(1, LayerRange(1, 4))
@@ -179,8 +180,8 @@ def test_a_copy_without_memory_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) 
     assert arena.read_positions(1, own, 0, 40).all()
 
 
-def test_memory_without_pages_grows_with_copies() -> None:
-    """On a device whose racks are enlarged: by copies as by steps, and copies survive when their sequence grows."""
+def test_a_pool_grows_with_copies() -> None:
+    """By copies as by steps, layer by layer, and copies survive when their sequence grows."""
     arena, own, size = KvArena(torch.device("meta")), LayerRange(0, 1), 2 * 2 * 16 * 4
     arena.open(1, LIMIT)
     write(arena, 1, LayerRange(1, 3), (0, 40), own)
@@ -188,7 +189,7 @@ def test_memory_without_pages_grows_with_copies() -> None:
     assert arena.allocated_bytes == 2 * 128 * size
     arena.mark_used(Row(1, 0, 40, False))
     write(arena, 1, LayerRange(1, 2), (128, 160), own)
-    assert arena.allocated_bytes == 2 * 256 * size
+    assert arena.allocated_bytes == (256 + 128) * size
     arena.mark_used(Row(1, 0, 200, False))
     arena.truncate(1, 0)
     assert (arena.allocated_bytes, arena.used, arena.copied.total()) == (0, 0, 0)

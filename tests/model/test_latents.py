@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,25 @@ from tests.model.models import LATENT, named_config
 
 TOKENS = random_tokens(300, seed=21, vocabulary=251)
 WHOLE, HALVES = LayerRange(0, 6), (LayerRange(0, 3), LayerRange(3, 6))
-NUMBERS = 40 + 8  # of a latent and of a rotated key
-KINDS = ["float32", "bfloat16", "bfloat16 without"]  # our own kernels
+# What a position takes in each layer: a latent of 40 numbers, a rotated key of 8 and, in three of GLM-5's layers, a key
+# of their index of 32. The other layers share an index.
+NUMBERS = {"deepseek_v3": (48,) * 6, "glm_moe_dsa": (80, 48, 80, 48, 48, 80)}
+# Without our own kernels; torch takes seconds for bfloat16 where the processor has no instruction for it.
+KINDS = ["float32", "bfloat16", "float32 without", pytest.param("bfloat16 without", marks=pytest.mark.long)]
 
 
-@pytest.fixture(scope="module")
-def folder(save: Any) -> Path:
-    path: Path = save(named_config("deepseek_v3"))
-    return path
+@dataclass(frozen=True)
+class Model:
+    folder: Path
+    numbers: tuple[int, ...]
+
+    def layer_bytes(self, dtype: str) -> tuple[int, ...]:
+        return tuple(number * (4 if dtype == "float32" else 2) for number in self.numbers)
+
+
+@pytest.fixture(scope="module", params=NUMBERS)
+def model(request: pytest.FixtureRequest, save: Any) -> Model:
+    return Model(save(named_config(request.param)), NUMBERS[request.param])
 
 
 @pytest.fixture(params=KINDS)
@@ -41,25 +53,26 @@ def dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     return kind
 
 
-def test_a_position_takes_one_latent_in_a_layer(folder: Path, dtype: str) -> None:
-    """In what is counted for 300 positions, in blocks, and in what is allocated: no key or value of any head."""
-    executor, num_bytes = ready(folder, WHOLE, dtype), NUMBERS * (4 if dtype == "float32" else 2)
-    assert executor.manifest.kv_bytes_per_token == (num_bytes,) * 6
+def test_a_position_takes_one_latent_in_a_layer(model: Model, dtype: str) -> None:
+    """In what is counted for 300 positions, in blocks, and in what is allocated: no key or value of any head. An index
+    adds its key."""
+    executor, layer_bytes = ready(model.folder, WHOLE, dtype), model.layer_bytes(dtype)
+    assert executor.manifest.kv_bytes_per_token == layer_bytes
     pipeline = Pipeline([executor])
     pipeline.open(1)
     free = executor.kv_free_bytes()
     pipeline.logits((1, 0, TOKENS))
-    assert free - executor.kv_free_bytes() == 6 * 320 * num_bytes
-    for layer in range(6):
+    assert free - executor.kv_free_bytes() == 320 * sum(layer_bytes)
+    for layer, numbers in enumerate(model.numbers):
         region = executor._arena.region(1, layer)
         assert region is not None
-        assert region.shape == KvShape(1, NUMBERS, 0)
-        assert (region.keys.nbytes, region.values.nbytes) == (LIMIT * num_bytes, 0)
+        assert region.shape == KvShape(1, numbers, 0)
+        assert (region.keys.nbytes, region.values.nbytes) == (LIMIT * layer_bytes[layer], 0)
 
 
-def test_a_neighbour_continues_from_copies(folder: Path, dtype: str) -> None:
+def test_a_neighbour_continues_from_copies(model: Model, dtype: str) -> None:
     second = HALVES[1]
-    pipeline = Pipeline([ready(folder, layers, dtype) for layers in HALVES])
+    pipeline = Pipeline([ready(model.folder, layers, dtype) for layers in HALVES])
     pipeline.open(1, 2)
     pipeline.logits((2, 0, random_tokens(50, seed=22, vocabulary=251)))
     pipeline.logits((1, 0, TOKENS[:291]))
@@ -67,7 +80,7 @@ def test_a_neighbour_continues_from_copies(folder: Path, dtype: str) -> None:
     survivor.keep((second,), nothing, lambda _: False)
     for start in range(0, 267, 96):
         survivor.write_kv(1, LIMIT, dead.read_kv(1, second, start, min(267, start + 96)))
-    assert survivor.kv_copy_bytes() == 288 * 3 * NUMBERS * (4 if dtype == "float32" else 2)
+    assert survivor.kv_copy_bytes() == 288 * sum(model.layer_bytes(dtype)[3:])
     expected = pipeline.logits((1, 291, TOKENS[291:]))[0]
     survivor.prepare(WHOLE, (), 8, nothing)
     survivor.activate(WHOLE)
@@ -75,12 +88,12 @@ def test_a_neighbour_continues_from_copies(folder: Path, dtype: str) -> None:
     assert torch.equal(survivor.logits(Pipeline.batch((1, 291, TOKENS[291:]))), expected)
 
 
-def test_a_spare_worker_takes_over_before_it_has_loaded_layers(folder: Path, dtype: str) -> None:
+def test_a_spare_worker_takes_over_before_it_has_loaded_layers(model: Model, dtype: str) -> None:
     """It knows the shape of their latents from the configuration."""
-    old = Pipeline([ready(folder, WHOLE, dtype)])
+    old = Pipeline([ready(model.folder, WHOLE, dtype)])
     old.open(1)
     old.logits((1, 0, TOKENS[:256]))
-    spare = TorchExecutor(str(folder), dtype=dtype, memory_limit=1 << 30)
+    spare = TorchExecutor(str(model.folder), dtype=dtype, memory_limit=1 << 30)
     spare.write_kv(1, LIMIT, old.stages[0].read_kv(1, WHOLE, 0, 256))
     spare.prepare(WHOLE, (), 8, nothing)
     spare.activate(WHOLE)

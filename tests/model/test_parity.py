@@ -69,10 +69,10 @@ def test_wrong_rope_is_noticed(
     right = forward._positions
     calls = 0
 
-    def wrong(spans: Any, num_tokens: int) -> torch.Tensor:
+    def wrong(batch: Any, spans: Any, num_tokens: int) -> torch.Tensor:
         nonlocal calls
         calls += 1
-        positions = right(spans, num_tokens)
+        positions = right(batch, spans, num_tokens)
         middle_stage = calls % 3 == 2
         return positions + 1 if middle_stage and spans[0].start > 0 else positions
 

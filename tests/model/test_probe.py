@@ -305,7 +305,7 @@ def test_numbers_that_are_alike_show_nothing(empty: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("kernel", [PackedLinear, PlainLinear])
 def test_a_kernel_that_cannot_be_shown_exact_says_so(kernel: Any, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And multiplies all the same; on another device, nothing is tried."""
+    """And multiplies all the same."""
     if not kernel.supports(torch.device("cpu"), torch.float32):
         pytest.skip("torch has no oneDNN on this machine")
     monkeypatch.setattr(tiled, "prove", lambda *_, **__: NOTHING)
@@ -313,7 +313,6 @@ def test_a_kernel_that_cannot_be_shown_exact_says_so(kernel: Any, empty: Path, m
     module = kernel(weight, None)
     assert not module.exact
     assert torch.allclose(module(rows), rows @ weight.T, atol=1e-4)
-    assert not TiledMatmul("fake", right, (8, 8), torch.float32, device="cuda").proof.exact
 
 
 def test_matrices_that_modules_multiply_by_themselves(empty: Path) -> None:

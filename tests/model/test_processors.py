@@ -30,8 +30,8 @@ OWN_BITS = (
     "quantized bfloat16",
     "attend bfloat16",
 )  # where bfloat16 is multiplied
-PROMPTS = 1000
-FEW_PROMPTS = 100  # plain C in an emulator takes its time
+PROMPTS = 300
+FEW_PROMPTS = 30  # plain C in an emulator takes its time
 
 Command = list[str]
 Lines = list[str]
@@ -194,7 +194,7 @@ def test_aarch64_proves_itself(for_aarch64: Build, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_whole_answers(here: Command, kind: str, request: pytest.FixtureRequest) -> None:
-    """A whole small decoder answers a thousand prompts: the same tokens and the same logits, whichever of the family
+    """A whole small decoder answers hundreds of prompts: the same tokens and the same logits, whichever of the family
     computes, here and on aarch64."""
     family = [name for name in names_here() if name in PORTABLE]
     runs = [[*here, name, "decode", kind, "0", str(PROMPTS)] for name in family]
@@ -220,7 +220,7 @@ SLIPS = {
 
 
 @pytest.mark.parametrize(
-    "slip", [pytest.param(slip, marks=pytest.mark.long if number > 1 else ()) for number, slip in enumerate(SLIPS)]
+    "slip", [pytest.param(slip, marks=pytest.mark.long if number != 1 else ()) for number, slip in enumerate(SLIPS)]
 )
 def test_a_slip_shows(tmp_path: Path, expected: Lines, slip: str) -> None:
     """Kernels that differ in no more than this have other lines."""

@@ -101,7 +101,12 @@ def test_logits_are_those_of_the_dequantized_weights(kind: str, mix: str, dtype:
     for mine, uncut, tokens in zip(cut, whole, ids, strict=True):
         assert torch.equal(mine, uncut)
         off = relative(mine, selfcheck._whole_logits(model, tokens))
-        assert float(off.max()) < selfcheck.TOLERANCE if dtype == torch.float32 else float(off.median()) < 0.1
+        # Torch's own bfloat16 is 0.12 off for gemma2 and mixtral, where the processor has no instruction for it.
+        assert (
+            float(off.max()) < selfcheck.TOLERANCE
+            if dtype == torch.float32
+            else float(off.median()) < selfcheck.KERNEL_TOLERANCE
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -227,8 +232,8 @@ def test_other_formats_are_other_bits() -> None:
     skeleton = ModelSkeleton(named_config("llama"), CPU, torch.float32)
     rounded = ModelSkeleton(named_config("llama"), CPU, torch.float32, int8_rows=True)
     int4, mixed = WeightFormats(((("a", INT4),),)), WeightFormats(((("a", INT4),), (("b", Q6_K),)))
-    texts = [describe_bits(skeleton, (), "", formats) for formats in (PLAIN, int4, mixed)]
-    texts.append(describe_bits(rounded, (), "", int4))
+    texts = [describe_bits(skeleton, (), formats) for formats in (PLAIN, int4, mixed)]
+    texts.append(describe_bits(rounded, (), int4))
     assert texts == [
         "portable bits, torch.float32",
         "portable bits, torch.float32, int4 in groups of 32",

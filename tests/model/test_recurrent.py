@@ -10,18 +10,22 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from swarm.errors import IllegalMove
 from swarm.stage import native
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import layout_spans
 from swarm.stage.attention.passes import ForwardPass, use_pass
 from swarm.stage.engine import selfcheck
 from swarm.stage.engine.forward import run_batch
-from swarm.stage.engine.tiny import tiny_config
+from swarm.stage.engine.tiny import VOCABULARY, tiny_config
+from swarm.stage.engine.torch_executor import TorchExecutor
 from swarm.stage.executor import Batch
 from swarm.stage.model.build import ModelSkeleton, Stage, WeightLoader
 from swarm.stage.modules.recurrence import Segments, convolve, recur, scan
 from swarm.stage.modules.recurrent import has_attention, state_bytes
-from swarm.wire.messages import STATE_STRIDE, LayerRange, Row
+from swarm.wire import tensors
+from swarm.wire.messages import BLOCK, STATE_STRIDE, LayerRange, Row
+from tests.model.cutting import LIMIT, MANY, Cutter, Pipeline, nothing, random_tokens, ready
 from tests.model.models import random_model
 
 HEADS, KEY_HEADS, KEYS, VALUES, CHANNELS, TAPS, NUMBERS = 6, 3, 20, 70, 100, 4, 5
@@ -53,7 +57,15 @@ KINDS: dict[str, dict[str, Any]] = {
     "falcon_mamba": {},
     "jamba": {},
     "minimax": {},
+    "bailing_hybrid": {},
+    "zamba": {},
+    "zamba2": {"num_mem_blocks": 2, "use_shared_attention_adapter": True, "use_mem_rope": True},
+    "recurrent_gemma": {},
+    "rwkv": {"rescale_every": 2},
+    "xlstm": {},
+    "zaya": {},
 }
+SOME = ("qwen3_next", "falcon_h1", "lfm2", "rwkv")
 Layer = Callable[[slice, Segments], torch.Tensor]
 
 
@@ -169,3 +181,63 @@ def test_sizes_are_those_of_what_is_stored(kind: str) -> None:
     assert [bool(arena.states.positions(0, layer)) for layer in range(len(parts))] == [size > 0 for size in sizes]
     assert arena.states.num_bytes == 2 * sum(sizes)
     assert sorted(arena.shapes(0)) == [layer for layer, part in enumerate(parts) if has_attention(part)]
+
+
+def test_layers_without_states_and_attention_have_empty_copies(save: Any) -> None:
+    """Each layer is read and written alone, as messages may have it."""
+    config = AutoConfig.for_model("nemotron_h", hybrid_override_pattern="M-*-", num_hidden_layers=4)
+    folder = save(tiny_config(config))
+    stage = ready(folder, LayerRange(0, 4), "bfloat16")
+    spare, tokens = TorchExecutor(str(folder), dtype="bfloat16", memory_limit=MANY), random_tokens(50, 7, VOCABULARY)
+    stage.open(1, LIMIT)
+    stage.logits(Pipeline.batch((1, 0, tokens[:40])))
+    for layer in range(4):
+        data = stage.read_kv(1, LayerRange(layer, layer + 1), 0, 40)
+        assert (data.numbers.nbytes == 0) is (layer in (1, 3))
+        spec, packed = tensors.pack(data.numbers, data.dtype)
+        assert tensors.view(spec, packed).nbytes == data.numbers.nbytes
+        assert spare.fits_kv(data)
+        spare.write_kv(1, LIMIT, data)
+    spare.prepare(LayerRange(0, 4), (), 8, nothing)
+    spare.activate(LayerRange(0, 4))
+    rest = Pipeline.batch((1, 40, tokens[40:]))
+    assert torch.equal(spare.logits(rest), stage.logits(rest))
+
+
+@pytest.mark.parametrize("kind", ["falcon_h1", "lfm2"])
+def test_a_stage_computes_behind_many_layers_of_others(kind: str, save: Any) -> None:
+    """Whatever the layers of its kind return."""
+    folder = save(tiny_config(AutoConfig.for_model(kind), fewest_layers=6))
+    lines, parts = (0, 1, 5, 6), (1, 0, random_tokens(40, 6, VOCABULARY))
+    made = [Cutter().cut(folder, cut) for cut in ((0, 6), lines)]
+    for pipeline in made:
+        pipeline.open(1)
+    assert torch.equal(made[0].logits(parts)[0], made[1].logits(parts)[0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind in SOME else pytest.mark.long) for kind in KINDS])
+def test_another_worker_continues_from_copies(kind: str, dtype: str, save: Any) -> None:
+    """It has neither loaded the layers nor computed anything. The copies come in two parts, a few layers at a time."""
+    folder = save(tiny_config(AutoConfig.for_model(kind, **KINDS[kind])))
+    spare = TorchExecutor(str(folder), dtype=dtype, memory_limit=MANY)
+    whole, manifest = LayerRange(0, spare.manifest.num_layers), spare.manifest
+    stage, tokens, free = ready(folder, whole, dtype), random_tokens(80, 5, VOCABULARY), spare.kv_free_bytes()
+    stage.open(1, LIMIT)
+    for start, stop in ((0, 40), (40, 70)):
+        stage.logits(Pipeline.batch((1, start, tokens[start:stop])))
+        for layers in (LayerRange(0, 1), LayerRange(1, whole.stop)):
+            data = stage.read_kv(1, layers, start // BLOCK * BLOCK, stop)
+            assert spare.fits_kv(data)
+            spare.write_kv(1, LIMIT, data)
+    states = sum(manifest.state_bytes)
+    num_bytes = 96 * sum(map(manifest.kv_bytes, range(whole.stop))) + 2 * states
+    assert free - spare.kv_free_bytes() == spare.kv_copy_bytes() == num_bytes
+    with pytest.raises(IllegalMove, match="no state of sequence 1 at 69" if states else "not stored"):
+        spare.read_kv(1, whole, 0, 69 if states else 200)
+    spare.prepare(whole, (), 8, nothing)
+    spare.activate(whole)
+    spare.truncate(1, 70)
+    assert spare.kv_copy_bytes() == 0
+    rest = Pipeline.batch((1, 70, tokens[70:]))
+    assert torch.equal(spare.logits(rest), stage.logits(rest))

@@ -82,12 +82,14 @@ def test_our_own_kernels_are_given_up_before_the_model(monkeypatch: pytest.Monke
     """Where a model is right with torch's kernels only, these serve it."""
     monkeypatch.setattr(native, "_refusals", [])
     difference = selfcheck._difference
-    monkeypatch.setattr(selfcheck, "_difference", lambda text, dtype, own: 1.0 if own else difference(text, dtype, own))
+    monkeypatch.setattr(
+        selfcheck, "_difference", lambda text, dtype, own, *how: 1.0 if own else difference(text, dtype, own, *how)
+    )
     if native.library() is None:
         pytest.skip(f"no native kernels: {native.unavailable_reason()}")
     selfcheck.check_cut(LLAMA)
     assert "compute LlamaConfig otherwise" in native.unavailable_reason()
     assert linears.choose_kernel(torch.device("cpu"), torch.float32) is PackedLinear
-    monkeypatch.setattr(selfcheck, "_difference", lambda text, dtype, own: 1.0)
+    monkeypatch.setattr(selfcheck, "_difference", lambda *_: 1.0)
     with pytest.raises(ModelError, match="whole"):
         selfcheck.check_cut(LLAMA)

@@ -103,7 +103,7 @@ def _proportional_kib(arena: KvArena, name_of_count: str = "Pss:") -> int:
     """Return the memory behind the arena's addresses only: what else this process does must not count."""
     ranges = [
         range(tensor.data_ptr(), tensor.data_ptr() + len(pages))
-        for rack in arena._racks
+        for rack in arena._memory.racks
         for buffer in rack.buffers.values()
         for tensor, pages in zip((buffer.keys, buffer.values), buffer.pages, strict=True)
     ]
@@ -266,7 +266,7 @@ def test_a_plan_after_many_others_leaves_mappings_for_its_own(monkeypatch: pytes
     before = read(arena, 2, 800)
     monkeypatch.setattr(shared_slots, "max_ranges", lambda: 2 * 24)
     arena.start_sharing(256)
-    assert sum(bool(held.mappings.runs) for held in arena._sequences.values()) == 2
+    assert sum(bool(held.place.mappings.runs) for held in arena._sequences.values()) == 2
     assert torch.equal(read(arena, 2, 800), before)
 
 
@@ -531,7 +531,7 @@ def test_pages_that_could_not_all_be_mapped_are_freed(monkeypatch: pytest.Monkey
     assert os.fstat(file._file).st_blocks == 0
     assert torch.equal(read(arena, 0, 900), before)
     assert torch.equal(read(arena, 1, 800), read(arena, 0, 800))
-    assert not arena._sequences[0].mappings.runs
+    assert not arena._sequences[0].place.mappings.runs
     monkeypatch.undo()  # it holds the file
 
 
@@ -548,7 +548,7 @@ def test_a_system_that_maps_nothing_more_costs_memory_only(does: str, monkeypatc
 
     monkeypatch.setattr(sharing, "map_pages", refuse)
     monkeypatch.setattr(racks, "map_pages", refuse)
-    slot = arena._sequences[1].slot
+    slot = arena._sequences[1].place.slot
     if does == "write":
         arena.mark_used(Row(1, 100, 4, False))
         write(arena, 1, 100, 4, seed=9)
@@ -564,7 +564,7 @@ def test_a_system_that_maps_nothing_more_costs_memory_only(does: str, monkeypatc
     else:
         arena.release(1)
         arena.open(7, LIMIT)
-        assert arena._sequences[7].slot != slot
+        assert arena._sequences[7].place.slot != slot
     assert arena.num_pages_kept > 0
     assert not arena.can_share
     assert all(torch.equal(read(arena, sequence, 800), before[sequence]) for sequence in (0, 2))
@@ -579,7 +579,7 @@ def test_a_process_that_is_forked_writes_for_itself_only() -> None:
     arena = KvArena(CPU)
     shared_with(arena, 1)
     before = read(arena, 1, 800)
-    part, _ = arena._sequences[1].rack.buffers[0].parts(arena._sequences[1].slot, 0, 768)
+    part, _ = arena._sequences[1].place.rack.buffers[0].parts(arena._sequences[1].place.slot, 0, 768)
     child = os.fork()
     if child == 0:  # torch's threads are missing here
         ctypes.memset(part.address, 0, part.num_bytes)
@@ -632,7 +632,7 @@ def test_an_arena_that_shares_holds_what_one_that_copies_holds(moves: list[tuple
 
 def _mapped_bytes(arena: KvArena) -> int:
     """Memory of the chunks that are mapped over at least one slot."""
-    runs = [run for held in arena._sequences.values() for run in held.mappings.runs]
+    runs = [run for held in arena._sequences.values() for run in held.place.mappings.runs]
     chunks = {(pages, at) for pages, stop in runs for at in range(pages.start, stop, pages.unit)}
     return sum(pages.unit for pages, _ in chunks) * POSITION_BYTES
 

@@ -119,10 +119,26 @@ MUTANTS = (
         caught_by="sim from 1",
     ),
     Mutant(
+        name="pixels-stay-after-the-end",
+        breaks="Without a journal, the pixels of ended requests stay in memory.",
+        target="swarm.broker.requests.completion:Completer.end",
+        old="if not self._settings.has_journal:",
+        new="if False:",
+        caught_by="tests/unit/broker/steps/test_images.py::test_pixels_take_memory_until_their_request_ends",
+    ),
+    Mutant(
+        name="pixels-count-after-the-end",
+        breaks="Pixels of ended requests count against the limit until the journal has the end.",
+        target="swarm.broker.requests.admission:RequestAdmission._refuse_many_pixels",
+        old="unended = (request for request in self._state.requests.values() if not request.has_ended)",
+        new="unended = self._state.requests.values()",
+        caught_by="tests/unit/broker/steps/test_images.py::test_pixels_take_memory_until_their_request_ends",
+    ),
+    Mutant(
         name="recalled-without-its-prompt",
         breaks="The answer to Recall contains the submitted request without its prompt.",
         target="swarm.broker.requests.lookups:RequestLookups.answer",
-        old="self._out.append(SendToClient(client, RequestDetails(submit=request.submit)))",
+        old="self._out.append(SendToClient(client, RequestDetails(submit=_as_submitted(request.submit))))",
         new="""
             question = request.submit
             submit = Submit(request_id=question.request_id, prompt=(0,), params=question.params, seed=question.seed)

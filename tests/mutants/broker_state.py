@@ -4,6 +4,23 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        name="images-by-pixels-alone",
+        breaks="A sequence starts from the keys and values of an image that has the same pixels in another shape.",
+        target="swarm.params:image_digest",
+        old='digest = hashlib.sha256(rows.to_bytes(4, "little") + columns.to_bytes(4, "little"))',
+        new="digest = hashlib.sha256()",
+        caught_by="tests/unit/broker/steps/test_images.py"
+        "::test_an_image_of_the_same_pixels_in_another_shape_shares_nothing",
+    ),
+    Mutant(
+        name="prefix-images-by-tokens-alone",
+        breaks="A sequence starts from the keys and values of another image, whose tokens are the same.",
+        target="swarm.broker.state.prefix:_block_key",
+        old="return xxhash.xxh3_128_digest(before + content + image_content(images, start, stop))",
+        new="return xxhash.xxh3_128_digest(before + content)",
+        caught_by="tests/unit/broker/state/test_prefix.py::test_equal_tokens_of_another_image_are_others",
+    ),
+    Mutant(
         name="dropped-without-bound",
         breaks="The ids of dropped requests are kept without bound.",
         target="swarm.broker.state.ended_requests:JournalLookups.record_dropped",
@@ -77,8 +94,8 @@ MUTANTS = (
         name="block-without-its-beginning",
         breaks="Blocks with equal tokens count as equal although different tokens precede them.",
         target="swarm.broker.state.prefix:_block_key",
-        old='return xxhash.xxh3_128_digest(before + b"".join(token.to_bytes(4, "little") for token in tokens))',
-        new='return xxhash.xxh3_128_digest(b"".join(token.to_bytes(4, "little") for token in tokens))',
+        old="return xxhash.xxh3_128_digest(before + content + image_content(images, start, stop))",
+        new="return xxhash.xxh3_128_digest(content + image_content(images, start, stop))",
         caught_by="tests/unit/broker/state/test_prefix.py::test_equal_blocks_at_other_positions_are_others",
     ),
     Mutant(

@@ -15,8 +15,8 @@ MUTANTS = (
         name="plans-judged-without-guesses-only",
         breaks="Steps with proposed tokens measure no plan.",
         target="swarm.broker.state.state:State.record_step",
-        old="if flight.num_tokens - num_proposed == len(flight.sequences):",
-        new="if flight.num_tokens == len(flight.sequences):",
+        old="if flight.num_tokens - num_proposed == len(flight.sequences) and not flight.num_patches:",
+        new="if flight.num_tokens == len(flight.sequences) and not flight.num_patches:",
         caught_by="tests/unit/broker/steps/test_proposals.py::test_steps_with_proposals_measure_a_plan",
     ),
     Mutant(
@@ -34,6 +34,68 @@ MUTANTS = (
         old="self.max_tokens_per_step = max(1.0, _KEEP * self.max_tokens_per_step)",
         new="pass",
         caught_by="tests/unit/broker/steps/test_proposals.py::test_a_step_that_gave_many_tokens_long_ago_promises_nothing",
+    ),
+    Mutant(
+        name="tokens-before-their-image",
+        breaks="Tokens of an image join a step before the image is computed, so the first stage computes it at once.",
+        target="swarm.broker.steps.scheduler:_choose",
+        old="count = num_seen(state, sequence, count)",
+        new="pass",
+        caught_by="tests/unit/broker/steps/test_images.py::test_text_before_an_image_does_not_wait_for_it",
+    ),
+    Mutant(
+        name="whole-image-in-a-step",
+        breaks="A step has all parts of an image, however long running answers wait for it.",
+        target="swarm.broker.steps.images:choose_parts",
+        old="count = min(num_parts - first, budget // patches if choice.parts else max(1, budget // patches))",
+        new="count = num_parts - first",
+        caught_by="tests/unit/broker/steps/test_images.py::test_nobody_waits_for_more_than_a_few_parts",
+    ),
+    Mutant(
+        name="images-of-replays-have-no-turn",
+        breaks="While there is a suspect, the images of sequences that are rebuilt join no step.",
+        target="swarm.broker.steps.scheduler:_choose_eligible",
+        old="everything = everything._replace(rebuilt=lacking_images(state))",
+        new="pass",
+        caught_by="tests/unit/broker/steps/test_images.py::test_sequences_are_rebuilt_with_their_image_while_one_is_suspect",
+    ),
+    Mutant(
+        name="all-wait-for-the-first-suspect-s-image",
+        breaks="A suspect's image takes the room of the one whose turn it is, and both wait for good.",
+        target="swarm.broker.steps.images:_find_wanted",
+        old="prompts.sort(key=lambda sequence: sequence in postponed)",
+        new="pass",
+        caught_by="tests/unit/broker/steps/test_images.py::test_suspects_with_images_take_turns",
+    ),
+    Mutant(
+        name="nobody-goes-on-while-a-suspect-waits",
+        breaks="While the suspect whose turn it is has nothing to compute, answers wait for the next tick.",
+        target="swarm.broker.steps.scheduler:next_step",
+        old="if not chosen and not images.parts and state.evidence.suspects:",
+        new="if False:",
+        caught_by="tests/unit/broker/steps/test_images.py::test_answers_go_on_while_a_suspect_s_image_waits",
+    ),
+    Mutant(
+        name="images-of-blocked-replays-take-room",
+        breaks="The image of a sequence that waits for another one's prefix takes the room of that one's image.",
+        target="swarm.broker.steps.images:_rebuilt",
+        old="""
+        if sequence.state is SequenceState.RUNNING and sequence.rebuilds and not state.prefixes.is_blocked(sequence):
+            yield sequence
+        """,
+        new="""
+        if sequence.state is SequenceState.RUNNING and sequence.rebuilds:
+            yield sequence
+        """,
+        caught_by="tests/unit/broker/steps/test_images.py::test_a_sequence_that_waits_for_a_prefix_leaves_room_for_images",
+    ),
+    Mutant(
+        name="images-of-the-plan-before",
+        breaks="Parts that another plan's first stage has computed count, so images go on in the middle.",
+        target="swarm.broker.state.state:State.clear_stages",
+        old="self.images.clear()",
+        new="pass",
+        caught_by="tests/unit/broker/steps/test_images.py::test_an_image_is_computed_again_after_a_loss_in_the_middle",
     ),
     Mutant(
         name="gives-way-for-ever",
@@ -90,8 +152,8 @@ MUTANTS = (
         name="suspects-computed-together",
         breaks="Suspected requests run in one step, so that the guilty one is not identified.",
         target="swarm.broker.steps.scheduler:_choose",
-        old="eligible = _choose_eligible(state) if state.evidence.suspects else None",
-        new="eligible = None",
+        old="eligible = _choose_eligible(state)",
+        new="eligible = _EligibleSequences(list(state.running.due.values()), state.running.prefilling)",
         caught_by="tests/unit/broker/members/test_blame.py::test_a_poisonous_request_ends_and_no_other_one",
     ),
     Mutant(
@@ -344,9 +406,33 @@ MUTANTS = (
     Mutant(
         name="prefix-between-states",
         breaks="A sequence starts from a prefix that ends where stages hold no state.",
-        target="swarm.broker.steps.kv_capacity:KvAllocator._start_from_prefix",
-        old="source, position = prefix[0], state.manifest.floor_to_state(prefix[1])",
-        new="source, position = prefix",
-        caught_by="tests/unit/sim/test_states.py::test_accidents_beside_states",
+        target="swarm.broker.state.prefix:PrefixIndex.find",
+        old="if not stride or position % stride == 0:",
+        new="if True:",
+        caught_by="tests/unit/broker/steps/test_room.py::test_a_model_with_states_starts_where_a_sequence_has_ended",
+    ),
+    Mutant(
+        name="prefix-of-a-step-in-flight",
+        breaks="An ended sequence counts as held up to a state that its last step may replace.",
+        target="swarm.broker.state.state:State.release_ended",
+        old="if held != sequence.block_state or sequence.scheduled > sequence.kv:",
+        new="if held != sequence.block_state:",
+        caught_by="tests/unit/broker/steps/test_room.py::test_a_sequence_with_states_that_ends_in_mid_step_keeps_what_is_certain",
+    ),
+    Mutant(
+        name="prefix-of-an-earlier-plan",
+        breaks="An ended sequence counts as held up to a state that workers of an earlier plan had.",
+        target="swarm.broker.state.sequences:Sequence._truncate_to",
+        old="self.block_state = 0",
+        new="pass",
+        caught_by="tests/unit/broker/steps/test_room.py::test_a_state_of_an_earlier_plan_is_not_counted_on",
+    ),
+    Mutant(
+        name="last-block-without-its-state",
+        breaks="A row drops the state of the last whole block, from which the next turn of a conversation begins.",
+        target="swarm.stage.attention.states:StateStore._split",
+        old="kept = {p: s for p, s in held.items() if p == start or (p < start and (p % self._stride == 0 or p == last))}",
+        new="kept = {p: s for p, s in held.items() if p == start or (p < start and p % self._stride == 0)}",
+        caught_by="tests/unit/stage/test_states.py::test_the_last_whole_block_has_a_state",
     ),
 )

@@ -4,6 +4,14 @@ from tests.mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        name="http-texts-spell-images",
+        breaks="An image's place is marked by words that a message can contain, too.",
+        target="swarm.gateway.images:_spell_mark",
+        old='return "".join(text.spelling.secret_word(str(token)) for token in tokens)',
+        new='return "".join(map(str, tokens))',
+        caught_by="tests/unit/gateway/test_images.py::test_an_image_becomes_control_tokens_between_its_texts",
+    ),
+    Mutant(
         name="http-key-limited-to-models-uses-others",
         breaks="A key that may use some models only gets answers of others.",
         target="swarm.gateway.swarms:Swarms._known",

@@ -16,7 +16,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from textwrap import dedent, indent
 
-CAUGHT_BY = re.compile(r"sim(?: ([a-z_,]+?))??(?: from (\d+))?|(tests/\S+(?: tests/\S+)*)")
+CAUGHT_BY = re.compile(r"sim(?: with ([a-z,]+))?(?: ([a-z_,]+?))??(?: from (\d+))?|(tests/\S+(?: tests/\S+)*)")
 
 
 class DoesNotApply(Exception):
@@ -48,6 +48,7 @@ class Edit:
 class Catcher:
     """What must notice a mutant: simulated schedules, or tests."""
 
+    extras: str = ""  # further parts of the simulated swarms, with commas between them
     kinds: str = ""  # of faults, with commas between them; empty for all
     first: int = 0  # seed of the first schedule
     count: int = 0  # schedules to play; 0 for the usual number
@@ -61,6 +62,7 @@ class Mutant:
     - ``tests/unit/stage/test_core.py::test_one_step_at_a_time``: a test, or several with spaces between them
     - ``sim``: simulated schedules with all kinds of faults, beginning with seed 0
     - ``sim crash,freeze from 19``: schedules with these kinds only, beginning with seed 19
+    - ``sim with images``: schedules with a further part, as ``swarm sim --with images`` plays them
     """
 
     name: str
@@ -85,7 +87,8 @@ class Mutant:
         match = CAUGHT_BY.fullmatch(self.caught_by)
         if match is None:
             raise ValueError(f"{self.name}: caught_by={self.caught_by!r} names neither schedules nor tests")
-        return Catcher(kinds=match[1] or "", first=int(match[2] or 0), tests=match[3] or "")
+        extras, kinds, first, tests = match.groups("")
+        return Catcher(extras, kinds, int(first or 0), tests=tests)
 
 
 def mutate(mutant: Mutant, root: Path) -> dict[str, str]:

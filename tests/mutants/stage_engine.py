@@ -55,7 +55,7 @@ MUTANTS = (
         name="warm-up-left-out",
         breaks="A stage reports ready without a warm-up.",
         target="swarm.stage.engine.torch_executor:TorchExecutor.prepare",
-        old="warm_up_s = sum(self._warm_up_stage(self._loader.build_slice(stage, part)) for part in to_ranges(new))",
+        old="warm_up_s = sum(self._shortages.retry(partial(self._warm_up_stage, part)) for part in slices)",
         new="warm_up_s = 0.0",
         caught_by="tests/model/test_executor.py::test_each_new_layer_is_warmed_up_once",
     ),

@@ -15,7 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 
@@ -69,7 +69,14 @@ class ForkServer:
         folder = root.parent / "run"  # of this server's runs: several remove each other's from pytest's own
         command = [*PYTEST, f"--basetemp={folder}", *catcher.tests.split()]
         if not catcher.tests:
-            command = [PLAY, str(root), str(catcher.first), str(catcher.count or NUM_SCHEDULES), catcher.kinds]
+            command = [
+                PLAY,
+                str(root),
+                str(catcher.first),
+                str(catcher.count or NUM_SCHEDULES),
+                catcher.kinds,
+                catcher.extras,
+            ]
         order = {"root": str(root), "command": command, "output": str(output), "limit_s": LIMIT_S}
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
@@ -212,7 +219,7 @@ def test_a_mutant_is_caught(mutant: Mutant, copy: Path, tmp_path: Path, server: 
     noticed = re.search(r"^seed (\d+): ", outcome.output, re.MULTILINE)
     assert noticed is not None, outcome.output
     # The same schedule holds without the mutant: the mutant is what was noticed.
-    same = Catcher(kinds=catcher.kinds, first=int(noticed[1]), count=1)
+    same = replace(catcher, first=int(noticed[1]), count=1)
     held = server.run(ROOT, same, tmp_path / "held.txt")
     assert held.code == 0, held.output
 

@@ -20,7 +20,7 @@ static void tell(const char *name, int kind, const void *data, int64_t count) {
 /* --- products --- */
 
 static void dense(int kind, int64_t outputs, int64_t inputs, int biased) {
-  static const int64_t ROWS[] = {1, 2, 3, 4, 5, 6, 7, 8, 11, 13, 16, 17, 31, 33, 64};
+  static const int64_t ROWS[] = {1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 17, 31, 33, 64};
   Chance chance = chance_of((uint64_t)(outputs * 7919 + inputs));
   SwarmMatrix matrix = matrix_of(kind, SWARM_LINEAR, outputs, inputs, 1.0f, &chance);
   void *x = numbers(kind, 64 * inputs, 3.0f, &chance), *out = room(64 * outputs * bytes_of(kind));
@@ -110,39 +110,40 @@ static void sweep_short(int64_t function) {
 
 /* --- layers with a state --- */
 
-static void recurrences(int kind) {
-  enum { ROWS = 7, CHANNELS = 100, TAPS = 4, HEADS = 4, KEYS = 19, STATE = TAPS * CHANNELS + HEADS * KEYS * CHANNELS };
+static void recurrences(int kind, int64_t keys) {
+  enum { ROWS = 7, CHANNELS = 100, TAPS = 4, HEADS = 4 };
+  const int64_t state = TAPS * CHANNELS + HEADS * keys * CHANNELS;
   Chance chance = chance_of(31);
   void *rows = numbers(kind, ROWS * CHANNELS, 2.0f, &chance), *out = room(ROWS * CHANNELS * 4 * HEADS);
-  float *before = numbers(SWARM_FLOAT32, STATE, 1.0f, &chance), *after = room(STATE * 4);
-  float *weight = numbers(SWARM_FLOAT32, KEYS * CHANNELS, 1.0f, &chance);
-  float *wide = numbers(SWARM_FLOAT32, ROWS * HEADS * (KEYS + CHANNELS), 1.0f, &chance);
-  float *decay = room(ROWS * HEADS * KEYS * 4), *narrow = wide + ROWS * HEADS * CHANNELS;
-  for (int at = 0; at < ROWS * HEADS * KEYS; at++) decay[at] = 1.0f / (float)(1 + at % 7);
+  float *before = numbers(SWARM_FLOAT32, state, 1.0f, &chance), *after = room(state * 4);
+  float *weight = numbers(SWARM_FLOAT32, keys * CHANNELS, 1.0f, &chance);
+  float *wide = numbers(SWARM_FLOAT32, ROWS * HEADS * (keys + CHANNELS), 1.0f, &chance);
+  float *decay = room(ROWS * HEADS * keys * 4), *narrow = wide + ROWS * HEADS * CHANNELS;
+  for (int64_t at = 0; at < ROWS * HEADS * keys; at++) decay[at] = 1.0f / (float)(1 + at % 7);
   const SwarmSegment segments[] = {{1, 6, before, after}};
   char name[64];
-  memset(after, 0, STATE * 4);
+  memset(after, 0, state * 4);
   for (int64_t function = 0; function < 2; function++) {
     const SwarmConvolution convolution = {segments, 1, 3, kind, rows, CHANNELS, out, CHANNELS, CHANNELS, TAPS,
                                           function, weight, function ? before : NULL};
     swarm_kernels()->convolve(&convolution, 2);
-    snprintf(name, sizeof name, "convolve %s function=%" PRId64, KIND_NAMES[kind], function);
+    snprintf(name, sizeof name, "convolve %s function=%" PRId64 " keys=%" PRId64, KIND_NAMES[kind], function, keys);
     tell(name, kind, (char *)out + CHANNELS * bytes_of(kind), 6 * CHANNELS);
-    tell("  its state", SWARM_FLOAT32, after, STATE);
+    tell("  its state", SWARM_FLOAT32, after, state);
   }
   for (int way = 0; way < 4 && kind == SWARM_FLOAT32; way++) {
     const SwarmRecurrence recurrence = {
-        segments, 1, 3, narrow, narrow + 2, wide, HEADS / 2 * KEYS, HEADS / 2 * KEYS, HEADS * CHANNELS, decay,
-        way % 2 ? decay : NULL, out, HEADS, HEADS / 2, KEYS, CHANNELS, way / 2 ? KEYS : 1};
+        segments, 1, 3, narrow, narrow + 2, wide, HEADS / 2 * keys, HEADS / 2 * keys, HEADS * CHANNELS, decay,
+        way % 2 ? decay : NULL, out, HEADS, HEADS / 2, keys, CHANNELS, way / 2 ? keys : 1};
     swarm_kernels()->recur(&recurrence, 2);
-    snprintf(name, sizeof name, "recur way=%d", way);
+    snprintf(name, sizeof name, "recur way=%d keys=%" PRId64, way, keys);
     tell(name, SWARM_FLOAT32, (float *)out + HEADS * CHANNELS, 6 * HEADS * CHANNELS);
-    tell("  its state", SWARM_FLOAT32, after, STATE);
+    tell("  its state", SWARM_FLOAT32, after, state);
   }
-  const SwarmScan scan = {segments, 1, 3, wide, decay, weight, narrow, narrow + 5, KEYS, out, CHANNELS / 4, KEYS};
+  const SwarmScan scan = {segments, 1, 3, wide, decay, weight, narrow, narrow + 5, keys, out, CHANNELS / 4, keys};
   swarm_kernels()->scan(&scan, 2);
   tell("scan", SWARM_FLOAT32, (float *)out + CHANNELS / 4, 6 * (CHANNELS / 4));
-  tell("  its state", SWARM_FLOAT32, after, STATE);
+  tell("  its state", SWARM_FLOAT32, after, state);
   free(rows), free(out), free(before), free(after), free(weight), free(wide), free(decay);
 }
 
@@ -285,6 +286,61 @@ static void attention(int kind) {
   attention_case(kind, &HOW[0], LONG, LENGTH(LONG));
 }
 
+/* --- attention to latents --- */
+
+typedef struct {
+  int64_t size, value_size, queries, window;
+  float softcap;
+  int sinks;
+} Latent;
+
+/* Two sequences side by side, whose keys are latents; the last token of the first one's long chunks is a guess. */
+static void latent_case(int kind, const Latent *how, const int64_t (*steps)[2], int64_t num_steps) {
+  enum { CAPACITY = 1280, MOST = 1100 };
+  int64_t bytes = bytes_of(kind), row = (how->size + 15) / 16 * 16, place = CAPACITY * row;
+  Chance chance = chance_of((uint64_t)(how->size * 1000 + how->value_size * 10 + how->queries));
+  SwarmCache cache = {room(2 * place * bytes), NULL, place, place, 0, 0, how->size, how->value_size, 1, kind};
+  float *sinks = numbers(SWARM_FLOAT32, how->queries, 2.0f, &chance);
+  const SwarmHow rules = {.scale = 0.17f, .softcap = how->softcap, .window = how->window,
+                          .sinks = how->sinks ? sinks : NULL};
+  void *query = numbers(kind, MOST * how->queries * how->size, 3.0f, &chance);
+  void *key = numbers(kind, MOST * how->size, 3.0f, &chance);
+  void *out = room(MOST * how->queries * how->value_size * bytes);
+  int64_t at[2] = {0, 0};
+  for (int64_t step = 0; step < num_steps; step++) {
+    SwarmSpan spans[2];
+    int64_t num_spans = 0, tokens = 0;
+    for (int64_t number = 0; number < 2; number++) {
+      if (steps[step][number] == 0) continue;
+      spans[num_spans++] = (SwarmSpan){tokens, steps[step][number], at[number], number, steps[step][number] > 30};
+      tokens += steps[step][number];
+      at[number] += steps[step][number];
+    }
+    const SwarmBatch batch = {query, key, key, out, how->queries * how->size, how->size, how->size, how->size,
+                              how->size, how->size, how->queries};
+    for (int64_t t = 0; t < LENGTH(THREADS); t++) {
+      char name[192];
+      if (swarm_kernels()->attend(spans, num_spans, &cache, &batch, &rules, THREADS[t])) abort();
+      snprintf(name, sizeof name,
+               "attend %s latents size=%" PRId64 ",%" PRId64 " heads=%" PRId64 " window=%" PRId64
+               " softcap=%g sinks=%d step=%" PRId64 " of %" PRId64 " threads=%d",
+               KIND_NAMES[kind], how->size, how->value_size, how->queries, how->window, (double)how->softcap, how->sinks,
+               step, num_steps, THREADS[t]);
+      tell(name, kind, out, tokens * how->queries * how->value_size);
+    }
+  }
+  free(cache.keys), free(sinks), free(query), free(key), free(out);
+}
+
+static void latents(int kind) {
+  static const int64_t STEPS[][2] = {{37, 1}, {0, 20}, {90, 1}, {1, 1}, {7, 0}, {1, 1}};
+  static const int64_t LONG[][2] = {{1030, 0}, {3, 1}, {1, 0}};
+  static const Latent HOW[] = {{48, 32, 4, 0, 0.0f, 0}, {80, 64, 16, 0, 0.0f, 1}, {37, 20, 5, 40, 0.0f, 0},
+                               {33, 16, 1, 0, 5.0f, 0}, {300, 256, 3, 0, 0.0f, 0}};
+  for (int64_t how = 0; how < LENGTH(HOW); how++) latent_case(kind, &HOW[how], STEPS, LENGTH(STEPS));
+  latent_case(kind, &HOW[0], LONG, LENGTH(LONG));
+}
+
 /* --- draws --- */
 
 /* Rows of one vocabulary, each with other parameters: tokens, and log probabilities to the last bit. */
@@ -329,11 +385,13 @@ static void cases(void) {
     products(kind);
     quantized_cases(kind);
     norms(kind);
-    recurrences(kind);
+    recurrences(kind, 19);
+    recurrences(kind, 300);
     rope(kind);
     mixture(kind, 5, 2, 33);
     mixture(kind, 128, 8, 96);
     attention(kind);
+    latents(kind);
     draws(kind, 50);
     draws(kind, 5003);
   }

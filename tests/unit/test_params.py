@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import InvalidRequest
-from swarm.params import MAX_BIASES, MAX_LOGPROBS, MAX_N, MAX_SEED, MAX_STOPS, SamplingParams, Thinking
+from swarm.params import (
+    MAX_BIASES,
+    MAX_IMAGE_TOKENS,
+    MAX_LOGPROBS,
+    MAX_N,
+    MAX_SEED,
+    MAX_STOPS,
+    ImageSpan,
+    SamplingParams,
+    Thinking,
+)
 
 
 def refused(**fields: object) -> InvalidRequest:
@@ -121,6 +131,18 @@ def test_checking_passes_or_names_a_field(params: SamplingParams) -> None:
     with pytest.raises(InvalidRequest) as caught:
         params.check()
     assert caught.value.code in SamplingParams.__struct_fields__
+
+
+def test_an_image_has_no_more_tokens_than_the_first_stage_has_memory_for() -> None:
+    """Whatever its shape is."""
+    small, large = ImageSpan(9, 64, 64, "a" * 64), ImageSpan(9000, 2, 2049, "b" * 64)
+    assert small.num_tokens == MAX_IMAGE_TOKENS
+    SamplingParams(images=(small,)).check()
+    with pytest.raises(
+        InvalidRequest, match="image 2 has 2 × 2049 tokens, an image may have 4096: shrink it"
+    ) as caught:
+        SamplingParams(images=(small, large)).check()
+    assert caught.value.code == "images"
 
 
 def test_the_wire_carries_it_unchanged_and_refuses_the_unknown() -> None:

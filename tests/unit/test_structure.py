@@ -28,7 +28,7 @@ BROKER = (
     "admin",
     "auth",
 )
-STAGE = ("quantization", "native", "matmul", "attention", "modules", "model", "engine", "shell")
+STAGE = ("quantization", "native", "cuda", "matmul", "attention", "modules", "model", "engine", "shell")
 VOCABULARY = ("actions", "events")  # of a core: what comes in, what goes out
 
 # By package, which others it imports: those below it. Take out what is not used any more.
@@ -72,8 +72,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "hub": ("errors",),
     "admin": ("wire", "errors"),
     "api_keys": ("private_files", "errors", "params"),
-    "testing": ("wire", "stage", "errors", "params"),
-    "sim": ("wire", "client", "broker", "stage", "testing", "errors", "params"),
+    "testing_images": ("wire", "stage", "errors", "params"),
+    "testing": ("wire", "stage", "testing_images", "errors", "params"),
+    "sim": ("wire", "client", "broker", "stage", "testing", "testing_images", "errors", "params"),
     "metrics": ("wire", "errors", "clock", "series", "version"),
     "gateway": (
         "wire",

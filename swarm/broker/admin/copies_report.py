@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from swarm.broker.recovery.kv_copies import lag
+from swarm.broker.recovery.kv_copies import copy_unit, lag
 from swarm.broker.recovery.kv_holders import position_bytes
 from swarm.broker.state import Plan, State, Worker
 from swarm.broker.state.kv_copies import CopyRoute
@@ -73,8 +73,8 @@ def report_copies(state: State) -> Json:
 
 
 def _behind(state: State, route: CopyRoute) -> int:
-    copies = state.kv_copies
-    return max((lag(s, copies.position(route.holder, s.id, route.layers)) for s in state.running), default=0)
+    copies, unit = state.kv_copies, copy_unit(state, route.holder)
+    return max((lag(s, copies.position(route.holder, s.id, route.layers), unit) for s in state.running), default=0)
 
 
 def _name(state: State, incarnation: str) -> str:

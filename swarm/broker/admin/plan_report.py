@@ -78,9 +78,10 @@ def _explain(plan: Plan, state: State) -> list[str]:
     ]
     lines += () if plan.forecast is None else describe_forecast(plan.forecast)
     if len(plan.stages) > 1 and plan.shares_cores:
-        host = plan.stages[0].host
-        together = f"all stages share the cores of {host}: in mode auto one step is in flight at a time"
-        lines.append(f"{together}, and each stage uses all of them in turn")
+        host, device = plan.stages[0].host, plan.stages[0].device
+        what, whole = ("the cores", "all of them") if device == "cpu" else (device, "all of it")
+        together = f"all stages share {what} of {host}: in mode auto one step is in flight at a time"
+        lines.append(f"{together}, and each stage uses {whole} in turn")
     if state.moves.is_active:
         lines.append(describe_move(state.moves.past[-1], state.moves.achieved(state.moves.past[-1]), state.now))
     if plan.recovery_choice:

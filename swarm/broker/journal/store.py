@@ -48,7 +48,7 @@ from swarm.broker.state.ended_requests import ClientAccount
 from swarm.broker.state.journal_snapshot import JournalSnapshot, RequestRecord, next_lineage
 from swarm.errors import JournalError
 from swarm.log import get_logger
-from swarm.wire.messages import NO_LINEAGE, Lineage
+from swarm.wire.messages import NO_LINEAGE, Lineage, Submit
 
 __all__ = ["MAX_LISTED", "JournalLimits", "JournalStore", "Timestamp"]
 
@@ -287,7 +287,21 @@ class JournalStore:
             "EXISTS (SELECT 1 FROM sequences WHERE request = requests.number AND reason IS NULL)",
             (now.wall, now.boot, now.tick, write.sequence),
         )
+        if write.has_pixels:
+            self._drop_pixels(write.sequence)
         return True
+
+    def _drop_pixels(self, sequence: int) -> None:
+        """Remove the pixels from the submission of a sequence's request, if the whole request has ended."""
+        row = self._db.execute(
+            "SELECT number, submit FROM requests WHERE ended_at IS NOT NULL "
+            "AND number = (SELECT request FROM sequences WHERE id = ?)",
+            (sequence,),
+        ).fetchone()
+        if row is not None:
+            with suppress(DamagedValue):  # readers report it
+                submit = replace(decode(row[1], Submit), pixels=())
+                self._db.execute("UPDATE requests SET submit = ? WHERE number = ?", (encode(submit), row[0]))
 
     def delete_old(self, now: Timestamp) -> int:
         """Delete requests that ended long ago, and the oldest beyond the size limit. Return the number of deleted

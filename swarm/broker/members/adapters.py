@@ -100,7 +100,10 @@ class AdapterManager:
         if entry is None:
             manifest = self._state.manifest
             unknown = "no model is known yet" if manifest is None else manifest.adapter_error(name)
-            reason = unknown or f"{name} is one of worker.adapters: only restarting the workers without it drops it"
+            reason = unknown or (
+                f"{name} is one of worker.adapters, which are not dropped at run time: take it out of the settings of "
+                "all workers, and restart them together; adapters that are to come and go: swarmctl adapters load"
+            )
             self._send(client, {"error": reason})
         elif self._state.journal_problem:
             reason = f"the journal can't be written: {self._state.journal_problem}"
@@ -136,6 +139,13 @@ class AdapterManager:
     def _open_sequences(self, adapter: str) -> list[Sequence]:
         sequences = self._state.sequences.values()
         return [s for s in sequences if s.adapter == adapter and s.state is not SequenceState.ENDED]
+
+    def _is_used(self, adapter: str) -> bool:
+        """Whether a request with this adapter has not ended. Until the journal has its end, a broker that restarts may
+        continue it."""
+        awaits_journal = self._requests.completer.awaits_journal
+        sequences = (s for s in self._state.sequences.values() if s.adapter == adapter)
+        return any(s.state is not SequenceState.ENDED or awaits_journal(s.request) for s in sequences)
 
     def _send(self, client: bytes, body: Json) -> None:
         self._out.append(SendToClient(client, Report(what="adapters", ok="error" not in body, body=body)))
@@ -269,7 +279,7 @@ class AdapterManager:
         if not adapters.dropped or adapters.load is not None:
             return
         for key, after in list(adapters.dropped.items()):
-            if after is None and not self._num_open(key):
+            if after is None and not self._is_used(key):
                 adapters.dropped[key] = state.next_step
         first = min(state.in_flight, default=state.next_step)
         gone = {key for key, after in adapters.dropped.items() if after is not None and first >= after}

@@ -31,6 +31,7 @@ from swarm.wire.schema import schema
 
 T = TypeVar("T")
 
+IMAGES_VERSION = 4  # of the protocol: the first with models that read images
 MAX_REMEMBERED = 64  # incarnations remembered, so that they are not called too often, and not admitted again
 
 
@@ -265,15 +266,29 @@ def admission_error(hello: Hello, state: State, restart: Restart, rules: PlanRul
         return incompatible
     if not is_supported(hello.device):
         return f"device {hello.device!r} is none of {', '.join(DEVICES)}"
-    if state.base_manifest is not None and not may_replace_model(hello, state, restart):
-        if state.base_manifest.differs_only_in_weights(hello.manifest):
-            return weights_error(hello.manifest, state.base_manifest)
-        difference = state.base_manifest.difference(hello.manifest)
-        if difference is not None and not state.base_manifest.differs_only_in_dtype(hello.manifest):
-            return f"this swarm serves another model: {difference}"
+    wanted = None if may_replace_model(hello, state, restart) else state.base_manifest
+    if wanted is not None and (difference := _model_error(hello, wanted)) is not None:
+        return difference
     if state.adapters.entries and max(hello.wire_versions) < ADAPTERS_VERSION:
         return "this swarm has loaded adapters, for which this worker is too old: upgrade it"
     return rules.admission_error(hello)
+
+
+def _model_error(hello: Hello, wanted: Manifest) -> str | None:
+    """Return why a worker with its model is not admitted; None if it differs in its dtype at most."""
+    manifest = hello.manifest
+    if wanted.differs_only_in_weights(manifest):
+        return weights_error(manifest, wanted)
+    if wanted.differs_in_images(manifest):
+        if max(hello.wire_versions) < IMAGES_VERSION:
+            return "this swarm reads images, for which this worker is too old: upgrade it"
+        here, there = ("text only", "images") if wanted.vision is None else ("images", "text only")
+        values = "set worker.images to the same value for all workers"
+        return f"this swarm reads {here}, and this worker {there}: {values}"
+    difference = wanted.difference(manifest)
+    if difference is None or wanted.differs_only_in_dtype(manifest):
+        return None
+    return f"this swarm serves another model: {difference}"
 
 
 def may_replace_model(hello: Hello, state: State, restart: Restart) -> bool:

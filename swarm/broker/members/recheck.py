@@ -11,6 +11,7 @@ compared.
   nothing else happens. A worker that disagrees with several others is the likely culprit.
 * Only the first ``positions`` of a sequence are checked, and only one sequence at a time; a worker that is wrong
   occasionally may stay undetected for long. Wrong results before that stay in the answer.
+* Sequences with images are not checked: only the first stage has what is added to its layers' outputs.
 * Any interruption (the plan changes, the sequence ends, the log is gone, no worker has time) voids the recheck.
 """
 
@@ -128,6 +129,7 @@ class RecheckCoordinator:
             for s in self.state.running
             if s.kv > 0
             and not s.rebuilds
+            and not s.images  # a checker may begin between the layers that only the first stage has features for
             and (not is_last or (s.num_generated > 0 and s.sampled > self._end_position(s)))
         ]
         return self._rechecks.next_sequence(fit)

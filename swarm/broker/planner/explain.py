@@ -261,7 +261,7 @@ def _describe_bound(forecast: Forecast) -> str:
     if forecast.bound == "turns":
         return "all stages one after the other take"
     if forecast.bound == "cores":
-        return "stages that share the cores of a machine take"
+        return "stages that share a machine's cores, or a GPU, take"
     if forecast.bound == "way":
         return f"a step is {_ms(forecast.way_s)} in transit through all stages, so {forecast.in_flight} in flight take"
     return f"the slowest stage, {forecast.bottleneck.worker}, takes"

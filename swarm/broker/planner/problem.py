@@ -40,8 +40,8 @@ class Device:
     stage_s: float = 0.0  # time of one step that does not depend on the number of layers
     embed_s: float = 0.0  # additional time on the first stage
     head_s: float = 0.0  # additional time on the last stage
-    host: str = ""  # machine; devices with the same host share its cores
-    kind: str = "cpu"  # ``Hello.device``, for example "cpu"
+    host: str = ""  # machine; devices with the same host share its cores, and with the same GPU as ``kind`` that GPU
+    kind: str = "cpu"  # ``Hello.device``, for example "cpu" or "cuda:1"
     cores: int = 1  # cores of the machine
     link: NetworkLink = field(default_factory=NetworkLink)  # network link to the other devices
     held: LayerRange | None = None  # layers of its stage in the active plan, which are loaded
@@ -61,8 +61,14 @@ class Device:
     kv_share: float = KV_SHARE  # fraction of the memory besides weights that is used for KV blocks
     away_s: float = 0.0  # with several steps in flight: latency of a step from or to the broker
     rest_s: float = 0.0  # with several steps in flight: additional time of a step after the device has idled
-    # with several steps in flight: fraction of the machine's cores that it takes from other stages while it computes
+    # with several steps in flight: fraction of the machine's cores, or of the GPU, that it takes from other stages
+    # while it computes
     use: float = 0.0
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """What it shares with other devices: its machine's cores, or a GPU."""
+        return self.host, self.kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,7 @@ class ModelSizes:
 
     name: str
     layer_bytes: tuple[int, ...]  # weights of each layer
-    embed_bytes: int
+    embed_bytes: int  # with what the first stage takes for its work on images
     head_bytes: int
     kv_bytes: tuple[int, ...]  # KV cache per position, of each layer
     layer_weights: tuple[float, ...]  # time of each layer, as a multiple of the measured layer's time
@@ -79,6 +85,7 @@ class ModelSizes:
     buffer_bytes: int = OVERHEAD_BYTES  # needed on every stage for computing a step, besides weights and KV cache
     shared_bytes: int = 0  # of embedding and head, which a stage with both holds once
     head_buffer_bytes: int = OVERHEAD_BYTES  # needed instead of ``buffer_bytes`` on the stage with the head
+    first_layers: int = 1  # the first stage has at least these layers
     state_bytes: tuple[int, ...] = ()  # of each layer's states of a sequence that no position counts
     max_sequences: int = 0  # that stages reserve memory for states of, if there is enough
 
@@ -145,7 +152,7 @@ class ModelSizes:
         return cls(
             name=manifest.name,
             layer_bytes=manifest.layer_bytes,
-            embed_bytes=manifest.embed_bytes,
+            embed_bytes=manifest.embed_bytes + manifest.image_bytes,
             head_bytes=manifest.head_bytes,
             shared_bytes=manifest.shared_bytes,
             kv_bytes=manifest.kv_bytes_per_token,
@@ -155,6 +162,7 @@ class ModelSizes:
             hop_bytes=0,
             buffer_bytes=max(OVERHEAD_BYTES, buffers),
             head_buffer_bytes=max(OVERHEAD_BYTES, buffers + logits),
+            first_layers=1 if manifest.vision is None else min(manifest.vision.num_layers, manifest.num_layers),
         )
 
 

@@ -50,6 +50,9 @@ def find_contradiction(problem: PlanningProblem) -> Shortage | None:
         if pin.stop > num:
             text = f"another pin for {device.name}: it is pinned to {pin.label}, and the model has 0–{num - 1}"
             return Shortage(text, 0)
+        if pin.stop < problem.model.first_layers or 0 < pin.first < problem.model.first_layers:
+            text = f"another pin for {device.name}: it is pinned to {pin.label}, and the first stage of a model that"
+            return Shortage(f"{text} reads images has layers 0–{problem.model.first_layers - 1} at least", 0)
         if device.max_layers is not None and len(pin) > device.max_layers:
             text = f"another pin or cap for {device.name}: it is pinned to {pin.label}, which are {len(pin)}"
             return Shortage(f"{text}, and its cap is {device.max_layers}", 0)

@@ -78,7 +78,7 @@ def _find_allowed(model: ModelSizes, device: Device, kv_positions: int) -> NDArr
     states = range_sums(list(model.state_bytes or [0] * num))
     kv = np.floor(model.add_states(kv_positions * range_sums(list(model.kv_bytes)), states) / device.kv_share)
     fits = weights + np.maximum(buffers, kv) <= device.memory_bytes - device.standby_bytes
-    allowed: NDArray[np.bool_] = (stop > first) & fits
+    allowed: NDArray[np.bool_] = (stop > first) & fits & (stop >= model.first_layers)
     if device.max_layers is not None:
         allowed &= stop - first <= device.max_layers
     if device.pinned is not None:
@@ -132,8 +132,9 @@ def step_bounds(problem: PlanningProblem, line: Line) -> dict[Bound, float]:
     """Return the limits of the time from one step to the next.
 
     If stages take turns, the next step starts when the previous one has passed all stages. Otherwise three limits
-    apply: the time of the slowest stage; the time that the stages of one machine need of its cores; and the time of a
-    step through all stages divided by the number of steps in flight, which is the number of stages.
+    apply: the time of the slowest stage; the time that the stages of one machine need of its cores, or of a GPU that
+    they share; and the time of a step through all stages divided by the number of steps in flight, which is the number
+    of stages.
     """
     if problem.takes_turns:
         return {"turns": step_seconds(problem, line) + overhead_s(problem)}
@@ -152,12 +153,13 @@ def step_latency_s(problem: PlanningProblem, line: Line) -> float:
     return STEP_S + ends + ways + sum(stage_seconds(problem, line)) + sum(device.rest_s for device in used)
 
 
-def _core_seconds(problem: PlanningProblem, line: Line) -> dict[str, float]:
-    """Return for each machine the time of a step during which its stages would use all of its cores."""
-    used: dict[str, float] = {}
+def _core_seconds(problem: PlanningProblem, line: Line) -> dict[tuple[str, str], float]:
+    """Return for each machine, and for each of its GPUs, the time of a step during which its stages would use all of
+    its cores, or of the GPU."""
+    used: dict[tuple[str, str], float] = {}
     for share, seconds in zip(line, stage_seconds(problem, line), strict=True):
         device = problem.devices[share.device]
-        used[device.host] = used.get(device.host, 0.0) + device.use * seconds
+        used[device.place] = used.get(device.place, 0.0) + device.use * seconds
     return used
 
 

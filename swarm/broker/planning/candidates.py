@@ -182,19 +182,18 @@ class CandidatePool:
         return tables.predicted_seconds(honest, line), problem, line, chosen
 
     def _solve_across_machines(self, problem: PlanningProblem, line: Line) -> Line | None:
-        """Return a line that also uses the quickest worker on another machine; None if there is none."""
-        hosts = {problem.devices[share.device].host for share in line}
-        others = [i for i, device in enumerate(problem.devices) if device.host not in hosts or device.kind != "cpu"]
+        """Return a line that also uses the quickest worker on another machine or GPU; None if there is none."""
+        used = {problem.devices[share.device].place for share in line}
+        others = [i for i, device in enumerate(problem.devices) if device.place not in used]
         if not others:
             return None
         line_across = solve(problem, frozenset((min(others, key=lambda i: problem.devices[i].layer_s),)))
         return None if isinstance(line_across, Shortage) or self._is_on_one_machine(line_across) else line_across
 
     def _is_on_one_machine(self, line: Line) -> bool:
-        """Whether several stages would share the cores of one machine."""
-        used = [self._workers[share.device].hello for share in line]
-        on_cores = len(line) > 1 and all(h.device == "cpu" for h in used)
-        return on_cores and len({self._host(share.device) for share in line}) == 1
+        """Whether several stages would share the cores of one machine, or one GPU."""
+        used = {(self._host(share.device), self._workers[share.device].hello.device) for share in line}
+        return len(line) > 1 and len(used) == 1
 
     @property
     def _single_stage_shortage(self) -> Shortage | None:
@@ -292,7 +291,7 @@ class CandidatePool:
             broker_s=self._broker_latencies.get(self._host(index), 0.0) if alone else 0.0,
             away_s=self._broker_latencies.get(self._host(index), 0.0),
             rest_s=0.0 if alone else pace * measurements.idle_penalty_s(hello.costs, self._load),
-            use=0.0 if alone or hello.device != "cpu" else measurements.core_fraction(hello.costs, self._load),
+            use=0.0 if alone else measurements.device_fraction(hello, self._load),
         )
 
     def _cant_reach_broker(self, own: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import median
@@ -12,7 +13,7 @@ from swarm.broker.planner.problem import Device, NetworkLink
 from swarm.broker.state import State, Worker
 from swarm.broker.state.shared_prefixes import estimate_links
 from swarm.broker.state.workers import BROKER, RouteState
-from swarm.wire.messages import LayerCost, LinkCost
+from swarm.wire.messages import Hello, LayerCost, LinkCost
 
 UNKNOWN_S = 0.001  # time of a layer if no worker measured one: then all workers are equal
 MAX_BYTES_PER_S = 1e15  # upper limit, whatever a worker reports of its link
@@ -56,21 +57,19 @@ def find_broker_latencies(links: Sequence[tuple[str, LinkCost | None]]) -> dict[
 
 
 def group_by_machine(workers: Sequence[Worker], hosts: Sequence[str], load: PlannedLoad) -> list[list[int]]:
-    """Group workers by the machine whose cores they use, the quickest first; a single list of all if there is only one
-    machine. ``hosts``: the machine of each worker."""
-    if any(worker.hello.device != "cpu" for worker in workers):
-        groups_by_host: dict[str, list[int]] = {"": []}
-    else:
-        groups_by_host = {}
-    for index, worker in enumerate(workers):
-        if worker.hello.device == "cpu":
-            groups_by_host.setdefault(hosts[index], []).append(index)
+    """Group workers by the machine whose cores they use, or the GPU that they share, the quickest first; a single list
+    of all if there is only one such place. ``hosts``: the machine of each worker."""
+    places = [(host, worker.hello.device) for host, worker in zip(hosts, workers, strict=True)]
+    shared = {place for place, count in Counter(places).items() if place[1] == "cpu" or count > 1}
+    groups: dict[tuple[str, str], list[int]] = {} if shared.issuperset(places) else {("", ""): []}
+    for index, place in enumerate(places):
+        if place in shared:
+            groups.setdefault(place, []).append(index)
     speed = {
-        host: min((layer_alone_s(workers[i], load) for i in group), default=0.0)
-        for host, group in groups_by_host.items()
+        place: min((layer_alone_s(workers[i], load) for i in group), default=0.0) for place, group in groups.items()
     }
-    groups = sorted((host for host in groups_by_host), key=lambda host: speed[host])
-    return [groups_by_host[host] for host in groups if groups_by_host[host] or len(groups_by_host) > 1]
+    quickest = sorted(groups, key=lambda place: speed[place])
+    return [groups[place] for place in quickest if groups[place] or len(groups) > 1]
 
 
 def guess_layer_s(workers: Sequence[Worker], load: PlannedLoad, *, alone: bool) -> float:
@@ -121,6 +120,12 @@ def idle_penalty_s(costs: Sequence[LayerCost], load: PlannedLoad) -> float:
     return 0.0 if among is None or alone is None else max(0.0, alone.stage_s(load) - among.stage_s(load))
 
 
+def device_fraction(hello: Hello, load: PlannedLoad) -> float:
+    """Return the fraction of its machine's cores, or of its GPU, that a stage takes while it computes. A GPU computes
+    one process's kernels after the other's, so a stage takes all of it."""
+    return core_fraction(hello.costs, load) if hello.device == "cpu" else 1.0
+
+
 def core_fraction(costs: Sequence[LayerCost], load: PlannedLoad) -> float:
     """Return the fraction of its machine's cores that a stage takes while it computes together with others, derived
     from its speedup with all cores. A stage without a speedup has nothing to gain alone, and takes nothing from others;
@@ -133,14 +138,15 @@ def core_fraction(costs: Sequence[LayerCost], load: PlannedLoad) -> float:
 
 
 def equalize(devices: Sequence[Device]) -> list[Device]:
-    """Give processes that use the same cores in turn equal figures: any difference between them is measurement noise.
+    """Give processes that use the same cores, or the same GPU, in turn equal figures: any difference between them is
+    measurement noise.
     The best figure of each kind is the least disturbed one."""
     groups: dict[tuple[str, str, int], list[Device]] = {}
     for device in devices:
         groups.setdefault((device.host, device.kind, device.cores), []).append(device)
     equalized = []
     for device in devices:
-        group = groups[device.host, device.kind, device.cores] if device.host and device.kind == "cpu" else [device]
+        group = groups[device.host, device.kind, device.cores] if device.host else [device]
         equalized.append(
             replace(
                 device,

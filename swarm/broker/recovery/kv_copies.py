@@ -36,6 +36,7 @@ from swarm.wire.messages import (
     SequencePosition,
     layers_of,
 )
+from swarm.wire.transport.keys import is_elsewhere
 
 CHECK_EVERY_S = 0.5  # interval at which the progress of the routes is compared
 STANDS_STILL_S = 3.0  # a route without progress for this long is ordered again, if it is …
@@ -221,7 +222,8 @@ class KvCopies:
             held = {s.id: copies.position(route.holder, s.id, route.layers) for s in sequences}
             has_risen = any(position > progress.positions.get(id_, 0) for id_, position in held.items())
             progress.positions = held
-            if has_risen or max((lag(s, held[s.id]) for s in sequences), default=0) < MIN_LAG:
+            unit = copy_unit(self.state, route.holder)
+            if has_risen or max((lag(s, held[s.id], unit) for s in sequences), default=0) < MIN_LAG:
                 progress.risen_at, progress.num_reorders = now, 0
                 continue
             if now - progress.risen_at < STANDS_STILL_S * min(MAX_BACKOFF, 1 << progress.num_reorders):
@@ -317,6 +319,13 @@ class KvCopies:
         self._epoch, self._chosen_for = self._current_epoch, ()
 
 
-def lag(sequence: Sequence, position: int) -> int:
-    """Return by how many positions, in finished blocks, a copy is behind its sequence."""
-    return max(0, sequence.kv // BLOCK * BLOCK - position)
+def copy_unit(state: State, holder: str) -> int:
+    """Return the positions by which copies grow at this holder."""
+    worker = state.workers.get(holder)
+    is_far = state.state_stride and worker is not None and is_elsewhere(worker.hello.kv_endpoint)
+    return state.state_stride if is_far else BLOCK
+
+
+def lag(sequence: Sequence, position: int, unit: int) -> int:
+    """Return by how many positions, in whole units, a copy is behind its sequence."""
+    return max(0, sequence.kv // unit * unit - position)

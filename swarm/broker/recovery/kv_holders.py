@@ -4,7 +4,7 @@
   is chosen; a worker that is busy computing counts for less. A holder stays as long as it can.
 * ``all``: every worker that keeps the layer warm.
 
-A worker holds copies only from workers that compute the same bits. A model with recurrent states has no copies.
+A worker holds copies only from workers that compute the same bits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONNECTION_SHARE = 0.1  # of the throughput between two hosts that copies may ta
 def choose_routes(state: State, policy: StandbyPolicy) -> tuple[CopyRoute, ...]:
     """Return the routes of replicas under the active plan."""
     plan = state.plans.current
-    if plan is None or policy == "none" or state.manifest is None or state.state_stride:
+    if plan is None or policy == "none" or state.manifest is None:
         return ()
     present = {
         (r.source, layer): r.holder for r in state.kv_copies.replicas for layer in range(r.layers.first, r.layers.stop)

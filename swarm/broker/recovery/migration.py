@@ -213,9 +213,9 @@ def find_moves(current: Plan, upcoming: Plan) -> Iterator[CopyRoute]:
 
 
 def can_copy(state: State, move: CopyRoute) -> bool:
-    """Whether the keys and values of these layers can be copied: the model has no states, both workers support it
-    and are trusted, and the route between them is open. The relay forwards steps only."""
+    """Whether the keys and values of these layers can be copied: both workers support it and are trusted, and the
+    route between them is open. The relay forwards steps only."""
     is_open = state.routes.state_of(move.source, move.holder, state.now) is RouteState.OPEN
     source, holder = state.workers[move.source], state.workers[move.holder]
     is_supported = all(worker.hello.kv_endpoint and worker.is_trusted for worker in (source, holder))
-    return is_open and is_supported and source.hello.dtype == holder.hello.dtype and not state.state_stride
+    return is_open and is_supported and source.hello.dtype == holder.hello.dtype

@@ -27,8 +27,9 @@ from swarm.broker.recovery.rebuild_runs import find_rebuild_runs, layer_position
 from swarm.broker.recovery.replay_speeds import ReplaySpeeds
 from swarm.broker.state import Plan, Rebuild, Sequence, SequenceState, State, Worker
 from swarm.broker.state.rebuilding import Rebuilding
+from swarm.broker.steps.images import awaits_images, replay_stop
 from swarm.broker.steps.restoring import begin_restore
-from swarm.broker.steps.scheduler import MAX_OPEN_BYTES, build_open, max_record_bytes
+from swarm.broker.steps.scheduler import MAX_OPEN_BYTES, build_open, image_pixels, max_record_bytes
 from swarm.wire.digests import num_matching
 from swarm.wire.messages import (
     NO_LINEAGE,
@@ -74,7 +75,7 @@ def trusted_positions(hello: Hello, state: State) -> dict[int, int] | None:
         position = max((part.position for part in held.kv), default=0)
         if sequence is None or held.limit != sequence.limit:
             continue  # two journals gave out the same number: this one replaced the other from a backup
-        counts = num_matching(sequence.tokens, position, held.digests, sequence.adapter)
+        counts = num_matching(sequence.tokens, position, held.digests, sequence.adapter, sequence.images)
         if counts:
             positions[sequence_id] = counts
     return positions
@@ -101,8 +102,9 @@ def _trust_digests(held: HeldSequence, state: State) -> HeldSequence:
         return held
     position = max(part.position for part in held.kv)
     is_whole = held.limit == sequence.limit
-    count = num_matching(sequence.tokens, position, held.digests, sequence.adapter) if is_whole else 0
-    parts = (RangePosition(part.layers, min(part.position, count)) for part in held.kv)
+    count = num_matching(sequence.tokens, position, held.digests, sequence.adapter, sequence.images) if is_whole else 0
+    cut = count if state.manifest is None else state.manifest.floor_to_state(count)
+    parts = (RangePosition(part.layers, part.position if part.position <= count else cut) for part in held.kv)
     return msgspec.structs.replace(held, kv=tuple(parts))
 
 
@@ -160,7 +162,9 @@ class Rebuilder:
                 sequence.start_rebuild(runs)
                 waiting.append(sequence)
             else:
-                self.state.prefix.acknowledge(sequence.id, sequence.tokens, sequence.kv, sequence.adapter)
+                self.state.prefix.acknowledge(
+                    sequence.id, sequence.tokens, sequence.kv, sequence.adapter, sequence.images
+                )
             self.state.running.refresh(sequence)
         self._speeds.reset()
         self.rebuilding.reports.clear()
@@ -238,7 +242,7 @@ class Rebuilder:
             self.rebuilding.queue.append(sequence)
             return
         self._drop_prefix(sequence.id)
-        self.state.prefix.acknowledge(sequence.id, sequence.tokens, sequence.kv, sequence.adapter)
+        self.state.prefix.acknowledge(sequence.id, sequence.tokens, sequence.kv, sequence.adapter, sequence.images)
         self.rebuilding.record_complete(self.state.next_step)
         self.state.running.refresh(sequence)
         self.state.count("sequences_rebuilt")
@@ -296,12 +300,16 @@ class Rebuilder:
             self._order_chunks(self._take_group(), now)
 
     def _turn(self, sequence: Sequence) -> tuple[bool, int, int]:
-        """Return a sort key: the sequence with the least work left comes first, unless it waits for another one."""
-        return self.state.prefixes.is_blocked(sequence), sum(run.cost for run in sequence.rebuilds), sequence.id
+        """Return a sort key: the sequence with the least work left comes first, unless it waits."""
+        return self._is_blocked(sequence), sum(run.cost for run in sequence.rebuilds), sequence.id
 
     def _is_next_ready(self) -> bool:
         queue = self.rebuilding.queue
-        return bool(queue) and not self.state.prefixes.is_blocked(queue[0])
+        return bool(queue) and not self._is_blocked(queue[0])
+
+    def _is_blocked(self, sequence: Sequence) -> bool:
+        """Whether a sequence waits for another one, or for images that steps compute."""
+        return self.state.prefixes.is_blocked(sequence) or awaits_images(self.state, sequence)
 
     def _take_group(self) -> list[Sequence]:
         """Take the next sequence from the queue, and those whose last chunk goes through the same layers and still fits
@@ -314,7 +322,7 @@ class Rebuilder:
         for sequence in list(rebuilding.queue) if self._can_share_step(first) else ():
             other = sequence.rebuilds[0]
             is_alike = (other.source, other.through) == (run.source, run.through)
-            is_blocked = self.state.prefixes.is_blocked(sequence)
+            is_blocked = self._is_blocked(sequence)
             fits = other.stop - other.done <= left and open_bytes + self._open_bytes(sequence) <= MAX_OPEN_BYTES
             if is_alike and not is_blocked and fits and self._can_share_step(sequence):
                 rebuilding.queue.remove(sequence)
@@ -334,12 +342,16 @@ class Rebuilder:
         return max_record_bytes(sequence) if is_opened else 0
 
     def _can_share_step(self, sequence: Sequence) -> bool:
-        """Whether a sequence may be replayed in a step with others: not if it is suspected of a failure, or if a worker
-        is too old."""
+        """Whether a sequence may be replayed in a step with others: not if it has images, is suspected of a failure, or
+        if a worker is too old."""
         plan = self.state.plans.current
         is_suspect = sequence.id in self.state.evidence.suspects or sequence.num_deaths > 1
         members = () if plan is None else (self.state.workers[incarnation] for incarnation in plan.members)
-        return not is_suspect and all(max(worker.hello.wire_versions) >= SHARED_STEP_VERSION for worker in members)
+        return (
+            not is_suspect
+            and not sequence.images
+            and all(max(worker.hello.wire_versions) >= SHARED_STEP_VERSION for worker in members)
+        )
 
     def _check_end(self, now: float) -> None:
         if self.rebuilding.is_idle and self.state.plans.is_serving:
@@ -363,9 +375,10 @@ class Rebuilder:
         ranges: list[SequenceRange] = []
         for sequence in group:
             run = sequence.rebuilds[0]
-            run.group, run.ordered = group_number, min(run.stop, run.done + rebuilding.chunk_positions)
+            run.group, run.ordered = group_number, replay_stop(self.state, sequence)
             ranges.append(SequenceRange(sequence.id, run.done, run.ordered))
-        first, source, through = ranges[0], group[0].rebuilds[0].source, group[0].rebuilds[0].through
+        first, first_sequence = ranges[0], group[0]
+        source, through = first_sequence.rebuilds[0].source, first_sequence.rebuilds[0].through
         alone = plan.shares_cores  # run the replay alone, since there are few steps meanwhile
         if source is not None:
             order = Replay(
@@ -397,6 +410,7 @@ class Rebuilder:
             replay=True,
             through=through,
             alone=alone,
+            pixels=image_pixels(first_sequence.pixels(first.start, first.stop)),
         )
         self.out.append(Dispatch(step))
 

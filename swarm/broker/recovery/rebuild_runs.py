@@ -11,7 +11,9 @@ from the log that ends too early, and the others from an earlier boundary or the
 the first positions went through again must be level with the others in the end.
 
 A layer that keeps a state, and has passed a position, can go on from there only where states are kept
-(``Manifest.state_stride``). For a model with such layers, every part begins and ends there; but for the last one.
+(``Manifest.state_stride``). For a model with such layers, every part begins and ends there; but the last one ends at
+the target, and the first one may begin where all of its layers stand, as after a loss of layers of which there are
+copies.
 """
 
 from __future__ import annotations
@@ -48,10 +50,41 @@ def find_rebuild_runs(
     that work would go through all layers, return instead the position from which the sequence is to be computed again
     like a prompt, in steps shared with others. ``shared``: positions that every layer gets from another sequence.
     ``stride``: positions between states; 0: layers keep none."""
-    target = sequence.kv
     positions = [max(shared, position) for position in layer_positions(sequence, plan, reports)]
-    if stride:
-        positions = [position if position >= target else position // stride * stride for position in positions]
+    runs = _find_runs(sequence, positions, plan, reports, from_tokens=from_tokens, stride=stride)
+    if not stride or _can_begin(runs, positions, stride):
+        return runs
+    target = sequence.kv
+    floors = [position if position >= target else position // stride * stride for position in positions]
+    return _find_runs(sequence, floors, plan, reports, from_tokens=from_tokens, stride=stride)
+
+
+def _can_begin(runs: list[Rebuild] | int, positions: list[int], stride: int) -> bool:
+    """Return whether every layer holds a state where it is to go on. ``positions``: of each layer."""
+    if isinstance(runs, int):
+        moves = [(LayerRange(0, len(positions)), runs, runs)]
+    else:
+        moves = [(run.through, run.start, run.stop) for run in runs]
+    levels = list(positions)
+    for through, start, stop in moves:
+        for layer in range(through.first, through.stop):
+            if levels[layer] != start and (levels[layer] < start or start % stride):
+                return False
+            levels[layer] = stop
+    return True
+
+
+def _find_runs(
+    sequence: Sequence,
+    positions: list[int],
+    plan: Plan,
+    reports: Mapping[str, Activated],
+    *,
+    from_tokens: bool,
+    stride: int,
+) -> list[Rebuild] | int:
+    """Return what ``find_rebuild_runs`` returns for layers at these positions."""
+    target = sequence.kv
     lacking = [layer for layer, position in enumerate(positions) if position < target]
     start = min((positions[layer] for layer in lacking), default=target)
     wanted = SequenceRange(sequence.id, start, target)

@@ -390,6 +390,8 @@ class Reconfiguration:
     def _count_deaths(self) -> None:
         """Count this death for every sequence in flight. ``members.integrity`` quarantines a sequence with too many."""
         in_steps = {s for flight in self._state.in_flight.values() for s, _ in flight.sequences}
+        seen = {s for flight in self._state.in_flight.values() for s in flight.seen}
+        in_steps |= {s for s in self._state.running if s.id in seen}
         for sequence in in_steps | set(self._state.rebuilding.in_progress):
             sequence.count_deaths()
             self._state.count("sequences_at_deaths")

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from swarm.broker.state import Request, State
 from swarm.broker.state.ended_requests import RETRY_S, ClientAccount, RequestRefusal
 from swarm.errors import InvalidRequest
-from swarm.params import PRIORITIES, SamplingParams
+from swarm.params import MAX_PIXEL_BYTES, PRIORITIES, SamplingParams, image_digest
 from swarm.wire.messages import BLOCK, MAX_PROMPT_LOGPROB_BYTES, Manifest, Submit, num_blocks
 from swarm.wire.prompt_logprobs import row_bytes
 
 # seconds; minimum retry time while no plan serves, since it is unknown when places become free
 MIN_RETRY_NOT_SERVING_S = 5.0
+MAX_HELD_PIXELS = 512 << 20  # bytes of the pixels of all requests that have not ended
 MAX_RETRY_S = 60.0  # seconds; the current rate predicts nothing beyond that, so the client should retry by then
 
 
@@ -104,10 +105,21 @@ class RequestAdmission:
             self._quota.refuse_too_many(submit.params.n, submit.priority)
             or self._refuse_if_full(client, tenant, submit, now)
             or check_submit(submit, manifest)
+            or self._refuse_many_pixels(submit)
             or self._refuse_adapter(submit, manifest)
             or refuse_outdated(self._state, submit.params)
             or self._refuse_too_large(submit, manifest)
         )
+
+    def _refuse_many_pixels(self, submit: Submit) -> RequestRefusal | None:
+        """Refuse a request with images while those of other requests take all memory that images may take."""
+        if not submit.pixels:
+            return None
+        unended = (request for request in self._state.requests.values() if not request.has_ended)
+        held = sum(sum(map(len, request.submit.pixels)) for request in unended)
+        if held + sum(map(len, submit.pixels)) <= MAX_HELD_PIXELS:
+            return None
+        return RequestRefusal("overloaded", f"images of other requests take {held >> 20} MiB already", RETRY_S)
 
     def _refuse_adapter(self, submit: Submit, manifest: Manifest) -> RequestRefusal | None:
         """Refuse a request for an adapter that is not loaded, or is being dropped."""
@@ -180,7 +192,32 @@ def check_submit(submit: Submit, manifest: Manifest) -> RequestRefusal | None:
     unable = manifest.why_unable(submit.params.vector)
     if unable is not None:
         return RequestRefusal("unsupported_task", unable)
-    return _check_length(submit, manifest) or _check_token_ids(submit, manifest)
+    return _check_length(submit, manifest) or _check_token_ids(submit, manifest) or _check_images(submit, manifest)
+
+
+def _check_images(submit: Submit, manifest: Manifest) -> RequestRefusal | None:
+    """Refuse images that the model can't see, or that are not what the parameters say: others may start from the
+    request's keys and values, by digest and place alone."""
+    images, vision = submit.params.images, manifest.vision
+    if not images and not submit.pixels:
+        return None
+    if vision is None:
+        return RequestRefusal("unsupported_task", f"{manifest.name} reads text only: leave the images out")
+    if len(images) != len(submit.pixels):
+        return RequestRefusal("invalid", f"images: {len(images)} are named, and pixels of {len(submit.pixels)} came")
+    if sum(map(len, submit.pixels)) > MAX_PIXEL_BYTES:
+        return RequestRefusal("invalid", f"images: a request may have {MAX_PIXEL_BYTES >> 20} MiB of pixels: send less")
+    for number, (image, pixels) in enumerate(zip(images, submit.pixels, strict=True)):
+        if set(submit.prompt[image.start : image.stop]) != {vision.token} or image.stop > len(submit.prompt):
+            problem = f"the prompt's tokens from {image.start} up to {image.stop} must be {vision.token}"
+        elif len(pixels) != image.num_tokens * vision.token_bytes:
+            problem = f"{image.num_tokens} tokens need {image.num_tokens * vision.token_bytes} bytes of pixels"
+        elif image_digest(image.rows, image.columns, pixels) != image.digest:
+            problem = "the digest is not that of its rows, columns and pixels"
+        else:
+            continue
+        return RequestRefusal("invalid", f"images[{number}]: {problem}")
+    return None
 
 
 def _check_length(submit: Submit, manifest: Manifest) -> RequestRefusal | None:
@@ -235,7 +272,7 @@ def refuse_outdated(state: State, params: SamplingParams) -> RequestRefusal | No
         return None
     what = "thinking with a budget or a grammar" if params.thinking is not None else "embeddings and scores"
     what = what if params.prompt_logprobs is None else "log probabilities of prompts"
-    what = "adapters" if params.adapter else what
+    what = "adapters" if params.adapter else "images" if params.images else what
     return RequestRefusal("unavailable", f"worker {worker} is too old for {what}: upgrade it", RETRY_S)
 
 

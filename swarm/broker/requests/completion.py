@@ -70,6 +70,8 @@ class Completer:
         self._delivery.deliver(sequence)
         if sequence.request.has_ended:
             self._latencies.record_end(sequence.request, now)
+            if not self._settings.has_journal:
+                sequence.request.drop_pixels()
             self.retain(sequence.request, now)
             self._out.append(summarize(sequence.request, now))
 
@@ -118,7 +120,7 @@ class Completer:
         if not request.has_ended and self._is_abandoned(request, now):
             self.end_all(request, "cancelled", "the client went away and did not come back", now)
         if request.has_ended and self._is_old(request, now):
-            if self._awaits_journal(request):
+            if self.awaits_journal(request):
                 self._state.timers.add(now + self._settings.retain_s, request.id)
             else:
                 self._drop(request)
@@ -133,7 +135,7 @@ class Completer:
         retained_since = request.ended_at if request.read_at is None else request.read_at
         return now - retained_since >= self._settings.retain_s
 
-    def _awaits_journal(self, request: Request) -> bool:
+    def awaits_journal(self, request: Request) -> bool:
         """Whether the journal does not have the whole request yet, so that a part of it exists only in memory."""
         return self._settings.has_journal and request.accepted and not request.is_end_written
 

@@ -87,6 +87,8 @@ class RequestDurability:
         if sequence is None or not self._settings.has_journal:
             return
         sequence.mark_end_written()
+        if sequence.request.is_end_written:
+            sequence.request.drop_pixels()
         self._delivery.deliver(sequence)
         self._ends.forget_if_delivered(sequence.request, sequence.request.client)
         self._ends.drop_excess()

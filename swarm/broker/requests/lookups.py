@@ -7,9 +7,12 @@ is an answer to the question and never a ``Rejected`` message, which would end a
 
 from __future__ import annotations
 
+import msgspec
+
 from swarm.broker.actions import Outbox, SendToClient
 from swarm.broker.requests.tokens import TokenDelivery, build_finished
 from swarm.broker.state import Request, Sequence, SequenceState
+from swarm.broker.state.adapters import with_plain_name
 from swarm.broker.state.ended_requests import HOP_WEIGHT, LOGPROB_WEIGHT, RequestQuestion, RequestRefusal
 from swarm.wire.messages import GetRequest, Json, LookUp, Report, RequestDetails, Submit, TokensSnapshot
 
@@ -27,7 +30,7 @@ class RequestLookups:
     def answer(self, client: bytes, question: RequestQuestion, request: Request) -> None:
         """Send the answer."""
         if isinstance(question, GetRequest):
-            self._out.append(SendToClient(client, RequestDetails(submit=request.submit)))
+            self._out.append(SendToClient(client, RequestDetails(submit=_as_submitted(request.submit))))
         elif question.index >= len(request.sequences):
             reason = f"the request has {len(request.sequences)} continuations, there is no number {question.index}"
             self.refuse(client, question, RequestRefusal("invalid", reason))
@@ -61,8 +64,14 @@ class RequestLookups:
             logprobs=tuple(sequence.logprobs[start:stop]) if submit.params.logprobs is not None else (),
             hops=tuple(sequence.hops[start:stop]),
             finished=build_finished(sequence) if has_ended and stop == sequence.num_generated else None,
-            submit=submit if (question.index, question.start) == (0, 0) else None,
+            submit=_as_submitted(submit) if (question.index, question.start) == (0, 0) else None,
         )
+
+
+def _as_submitted(submit: Submit) -> Submit:
+    """Return the submission as clients get it back: with the adapter's name, without pixels."""
+    plain = with_plain_name(submit)
+    return msgspec.structs.replace(plain, pixels=()) if plain.pixels else plain
 
 
 def _page_size(submit: Submit, sequence: Sequence) -> int:

@@ -81,7 +81,6 @@ class RequestHandler:
     # --- submission --------------------------------------------------------------------------------------------------
 
     def submit(self, client: bytes, submit: Submit, account: ClientAccount | None, now: float) -> None:
-        submit = self._state.adapters.resolve(submit)
         existing = self._get_visible(submit.request_id, account)
         if existing is not None:
             self._resubmit(existing, client, submit)
@@ -91,7 +90,8 @@ class RequestHandler:
             self._admit(client, submit, account, now)
 
     def _admit(self, client: bytes, submit: Submit, account: ClientAccount | None, now: float) -> None:
-        """Accept or reject a request with a new id."""
+        """Accept or reject a request with a new id. The adapters may have changed since it came, and was looked up."""
+        submit = self._state.adapters.resolve(submit)
         tenant = tenant_of(submit, client, account)
         refusal = self._admission.check(client, tenant, submit, now)
         if refusal is not None:
@@ -123,8 +123,9 @@ class RequestHandler:
         return request
 
     def _resubmit(self, existing: Request, client: bytes, submit: Submit) -> None:
-        # by the adapter's name, because it may have been dropped since
-        new = msgspec.structs.replace(submit, v=existing.submit.v)
+        # by the adapter's name, because it may have been dropped since; the digests of images stand for their pixels,
+        # which an ended request lacks
+        new = msgspec.structs.replace(submit, v=existing.submit.v, pixels=existing.submit.pixels)
         if with_plain_name(existing.submit) != with_plain_name(new):
             reason = f"request id {submit.request_id} is in use for another request: choose a new one"
             self._delivery.reject(client, submit.request_id, RequestRefusal("conflict", reason))

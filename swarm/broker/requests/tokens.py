@@ -175,7 +175,7 @@ class TokenCollector:
     def _append(self, sequence: Sequence, item: Sampled, hops: tuple[Hop, ...], now: float) -> None:
         wants_hops = sequence.request.submit.hops
         if sequence.append_token(item.token, item.logprobs, hops if wants_hops else None, now):
-            self._state.prefix.acknowledge(sequence.id, sequence.tokens, sequence.kv, sequence.adapter)
+            self._state.prefix.acknowledge(sequence.id, sequence.tokens, sequence.kv, sequence.adapter, sequence.images)
         self._state.waiting.charge(sequence.request.tenant, 1)
         if sequence.state is SequenceState.RUNNING:  # otherwise it was preempted meanwhile, and keeps the token
             self._state.running.refresh(sequence)
@@ -232,6 +232,7 @@ def make_end_record(sequence: Sequence, reason: FinishReason) -> WriteEnd:
         sequence.vector,
         0 if num_tokens else sequence.num_cached,
         b"" if num_tokens else bytes(sequence.prompt_logprobs),
+        bool(sequence.request.submit.pixels),
     )
 
 

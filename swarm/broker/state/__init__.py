@@ -8,6 +8,7 @@ This package sends nothing, writes nothing and makes no decisions.
 - ``running``: sequences that run; ``prefix``: whose keys and values other sequences may share
 - ``plans``: plans and epochs; ``constraints``: what an operator demands of plans; ``rechecks``: comparisons of results
 - ``rebuilding``: layers that are still to be rebuilt; ``restores``: sequences that wait for what is read from disk
+- ``images``: images that the first stage computes for coming steps
 - ``kv_copies``: copies of keys and values that workers hold for each other
 - ``migration``: copies for a change of plan; ``moves``: what such changes gained and took
 - ``workers``: workers, their heartbeats and verdicts, and the routes between workers that are blocked

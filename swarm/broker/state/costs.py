@@ -40,16 +40,19 @@ class StepCosts:
         self.last_done_at = 0.0  # time at which a step last completed
         self.usual_step_s = 0.0  # moving average of the time of a step through all stages, for any size
 
-    def record_step(self, tokens: int, sent_at: float, now: float, num_refused: int = 0) -> None:
+    def record_step(
+        self, tokens: int, sent_at: float, now: float, num_refused: int = 0, *, has_more: bool = False
+    ) -> None:
         """Record a completed step. ``num_refused``: how many of its tokens were guessed wrongly, so that their time
-        counts and they do not."""
+        counts and they do not. ``has_more``: it had other work than these tokens, so its time says nothing of its
+        size."""
         seconds = max(0.0, now - sent_at)
         self.usual_step_s += (0.1 if self.usual_step_s else 1.0) * (now - sent_at - self.usual_step_s)
         self._num_steps += 1
         self._tokens = _FADE * self._tokens + tokens - num_refused
         self._busy_s = _FADE * self._busy_s + max(0.0, now - max(sent_at, self.last_done_at))
         self.last_done_at = now
-        if not tokens:
+        if not tokens or has_more:
             return
         self._min_step_s = seconds if self._min_step_s is None else min(seconds, self._min_step_s * _MIN_GROWTH)
         size = self._sizes.get(tokens.bit_length())

@@ -47,8 +47,8 @@ class Plan:
 
     @property
     def shares_cores(self) -> bool:
-        """Whether all stages compute on the cores of one machine, so that each slows down the others."""
-        return len({stage.host for stage in self.stages}) == 1 and all(s.device == "cpu" for s in self.stages)
+        """Whether all stages compute on the cores of one machine, or on one GPU, so that each slows down the others."""
+        return len({(stage.host, stage.device) for stage in self.stages}) == 1
 
     @property
     def commits_on_write(self) -> bool:

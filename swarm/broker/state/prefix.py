@@ -1,11 +1,11 @@
 """Prefix cache: index of the sequences whose keys and values a new sequence can copy instead of computing them.
 
-The unit is a full block of 32 positions. A block's key is a hash of the adapter's name and of all tokens up to its end,
-so equal keys mean equal content at equal positions. A sequence that is admitted starts from a copy of the longest
-prefix that a sequence in the stages already holds; that sequence may be running or *retired* (ended, but kept for this
-purpose). Every stage copies the blocks within itself when it receives the sequence's first step, and shares the log of
-their inputs. Where every stage can, sequences share the memory of whole chunks instead, which then count once
-(``wire.shared_positions``).
+The unit is a full block of 32 positions. A block's key is a hash of the adapter's name, and of all tokens and images up
+to its end, so equal keys mean equal content at equal positions. A sequence that is admitted starts from a copy of the
+longest prefix that a sequence in the stages already holds; that sequence may be running or *retired* (ended, but kept
+for this purpose). Every stage copies the blocks within itself when it receives the sequence's first step, and shares
+the log of their inputs. Where every stage can, sequences share the memory of whole chunks instead, which then count
+once (``wire.shared_positions``).
 
 Retired sequences occupy KV blocks and are evicted first when blocks are needed: the longest unused first, or the least
 used prefix first (``PrefixRules.policy``). A sequence that is about to be copied is pinned until the copying step has
@@ -15,12 +15,13 @@ been sent. The pipeline keeps order, so a later release cannot overtake that ste
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import xxhash
 
+from swarm.params import ImageSpan, image_content
 from swarm.wire.messages import BLOCK
 from swarm.wire.shared_positions import Departures, SharedPositions
 
@@ -53,10 +54,18 @@ class PrefixIndex:
         # key of the first block -> number of sequences that started from a holder of it
         self._uses: dict[bytes, int] = {}
 
-    def record(self, sequence: int, tokens: Sequence[int], position: int, adapter: str = "") -> None:
+    def record(
+        self,
+        sequence: int,
+        tokens: Sequence[int],
+        position: int,
+        adapter: str = "",
+        images: Sequence[ImageSpan] = (),
+    ) -> None:
         """Record that every stage holds this sequence's keys and values up to ``position``."""
         keys = self._keys.setdefault(sequence, [])
-        for key in _block_keys(tokens, len(keys), position // BLOCK, keys[-1] if keys else adapter.encode()):
+        for index in range(len(keys), position // BLOCK):
+            key = _block_key(keys[-1] if keys else adapter.encode(), tokens, index, images)
             keys.append(key)
             self._holders.setdefault(key, OrderedDict())[sequence] = None
 
@@ -67,26 +76,48 @@ class PrefixIndex:
             self._remove(key, sequence)
         del keys[position // BLOCK :]
 
-    def find(self, tokens: Sequence[int], adapter: str = "") -> tuple[int, int] | None:
+    def find(
+        self,
+        tokens: Sequence[int],
+        adapter: str = "",
+        images: Sequence[ImageSpan] = (),
+        *,
+        stride: int = 0,
+        ended: Collection[int] = (),
+    ) -> tuple[int, int] | None:
         """Return (sequence, position) of the longest prefix that is held. It never includes the last token, which must
-        be computed to get its successor."""
+        be computed to get its successor.
+
+        ``stride``: positions between states that layers keep; then a prefix ends there, or where one of the ``ended``
+        sequences does. 0: they keep none.
+        """
         longest: tuple[int, int] | None = None
         key = adapter.encode()
         for index in range((len(tokens) - 1) // BLOCK):
-            key = _block_key(key, tokens[index * BLOCK : (index + 1) * BLOCK])
+            key = _block_key(key, tokens, index, images)
             holders = self._holders.get(key)
             if not holders:
                 break
-            longest = (next(reversed(holders)), (index + 1) * BLOCK)
+            position = (index + 1) * BLOCK
+            if not stride or position % stride == 0:
+                longest = (next(reversed(holders)), position)
+                continue
+            ends = [holder for holder in holders if holder in ended and self.num_blocks(holder) == index + 1]
+            longest = (ends[-1], position) if ends else longest
         return longest
 
     def num_blocks(self, sequence: int) -> int:
         return len(self._keys.get(sequence, ()))
 
-    def is_redundant(self, sequence: int) -> bool:
-        """Whether another sequence holds all blocks of this one."""
+    def is_redundant(self, sequence: int, among: Collection[int] | None = None) -> bool:
+        """Whether another sequence holds all blocks of this one. ``among``: whether one of these ends where it does."""
         keys = self._keys.get(sequence)
-        return not keys or len(self._holders[keys[-1]]) > 1
+        if not keys:
+            return True
+        if among is None:
+            return len(self._holders[keys[-1]]) > 1
+        others = self._holders[keys[-1]].keys() - {sequence}
+        return any(other in among and self.num_blocks(other) == len(keys) for other in others)
 
     def count_use(self, sequence: int) -> None:
         """Count a sequence that starts from this one."""
@@ -135,15 +166,27 @@ class PrefixCache:
     def num_evictable(self) -> int:
         return len(self.retired) - sum(s in self.retired for s in self._pins)
 
-    def acknowledge(self, sequence: int, tokens: Sequence[int], position: int, adapter: str = "") -> None:
+    def acknowledge(
+        self,
+        sequence: int,
+        tokens: Sequence[int],
+        position: int,
+        adapter: str = "",
+        images: Sequence[ImageSpan] = (),
+    ) -> None:
         if self.rules.is_enabled:
-            self.index.record(sequence, tokens, position, adapter)
+            self.index.record(sequence, tokens, position, adapter, images)
 
-    def find(self, tokens: Sequence[int], adapter: str = "") -> tuple[int, int] | None:
-        """Return the longest prefix that is held, and mark its holder as used now."""
+    def find(
+        self, tokens: Sequence[int], adapter: str = "", images: Sequence[ImageSpan] = (), *, stride: int = 0
+    ) -> tuple[int, int] | None:
+        """Return the longest prefix that is held, and mark its holder as used now. ``stride``: positions between states
+        that layers keep; 0: they keep none."""
         if self.rules.max_tokens:
             tokens = tokens[: self.rules.max_tokens + 1]
-        prefix = self.index.find(tokens, adapter) if self.rules.is_enabled else None
+        prefix = None
+        if self.rules.is_enabled:
+            prefix = self.index.find(tokens, adapter, images, stride=stride, ended=self.retired)
         if prefix is not None and prefix[0] in self.retired:
             self.retired.move_to_end(prefix[0])
         return prefix
@@ -159,11 +202,13 @@ class PrefixCache:
     def is_pinned(self, sequence: int) -> bool:
         return sequence in self._pins
 
-    def retire(self, sequence: int, all_blocks: int) -> RetiredSequence | None:
+    def retire(self, sequence: int, all_blocks: int, *, has_states: bool = False) -> RetiredSequence | None:
         """Keep the full blocks of an ended sequence. Return None if they are redundant or exceed the cache's limit, and
-        no other sequence is about to copy them; then the caller must free them."""
+        no other sequence is about to copy them; then the caller must free them. ``has_states``: others can begin at its
+        end, and not there in a longer one."""
         num_blocks = self.index.num_blocks(sequence)
-        is_useful = not self.index.is_redundant(sequence) and num_blocks <= self._max_blocks(all_blocks)
+        is_redundant = self.index.is_redundant(sequence, self.retired if has_states else None)
+        is_useful = not is_redundant and num_blocks <= self._max_blocks(all_blocks)
         if not self.rules.is_enabled or not num_blocks or not (is_useful or self.is_pinned(sequence)):
             self.index.forget(sequence)
             return None
@@ -207,12 +252,8 @@ class PrefixCache:
         self._pins.clear()
 
 
-def _block_keys(tokens: Sequence[int], first: int, stop: int, before: bytes) -> Iterator[bytes]:
-    key = before
-    for index in range(first, stop):
-        key = _block_key(key, tokens[index * BLOCK : (index + 1) * BLOCK])
-        yield key
-
-
-def _block_key(before: bytes, tokens: Sequence[int]) -> bytes:
-    return xxhash.xxh3_128_digest(before + b"".join(token.to_bytes(4, "little") for token in tokens))
+def _block_key(before: bytes, tokens: Sequence[int], index: int, images: Sequence[ImageSpan]) -> bytes:
+    """Return the key of the block with this number. ``before``: the key of the block in front of it."""
+    start, stop = index * BLOCK, (index + 1) * BLOCK
+    content = b"".join(token.to_bytes(4, "little") for token in tokens[start:stop])
+    return xxhash.xxh3_128_digest(before + content + image_content(images, start, stop))

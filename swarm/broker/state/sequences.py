@@ -14,8 +14,11 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
+import msgspec
+
 from swarm.broker.state.lifecycle import ALLOWED_STATES, TRANSITIONS, Rebuild, SequenceState
 from swarm.errors import IllegalMove
+from swarm.params import ImageSpan
 from swarm.wire.messages import BLOCK, FinishReason, Hop, Submit, TokenLogprob
 
 
@@ -35,6 +38,8 @@ class Sequence:
     delivered: int = 0  # tokens that the client has acknowledged
     scheduled: int = 0  # positions dispatched in this epoch
     kv: int = 0  # positions whose keys and values every stage has acknowledged
+    # last multiple of BLOCK at which every layer holds a state once the rows in flight are computed; 0: unknown
+    block_state: int = 0
     proposed: list[int] = field(default_factory=list)  # tokens in flight beyond ``scheduled``, not verified yet
     may_speculate: bool = True  # False after a failure of a step with its proposed tokens
     is_open_in_stages: bool = False  # the stages of this epoch have opened the sequence
@@ -100,6 +105,16 @@ class Sequence:
     def adapter(self) -> str:
         """Name of the adapter that changes the model's layers; empty if there is none."""
         return self.request.submit.params.adapter
+
+    @property
+    def images(self) -> tuple[ImageSpan, ...]:
+        """The images in its prompt."""
+        return self.request.submit.params.images
+
+    def pixels(self, start: int, stop: int) -> dict[str, bytes]:
+        """Return the pixels of the images of which these positions have tokens, by digest."""
+        every = zip(self.images, self.request.submit.pixels, strict=True)
+        return {image.digest: pixels for image, pixels in every if image.overlaps(start, stop)} if self.images else {}
 
     @property
     def num_prompt(self) -> int:
@@ -275,6 +290,8 @@ class Sequence:
         start = self.scheduled
         self.is_open_in_stages, self.truncate = True, False
         self.scheduled = start + count
+        last = self.scheduled // BLOCK * BLOCK
+        self.block_state = last if last >= start or last == self.block_state else 0
         self.proposed.extend(proposed)
         return start
 
@@ -317,6 +334,7 @@ class Sequence:
         if self.scheduled > position:
             self.num_recomputed += 1
         self._restart_from(position)
+        self.block_state = 0  # stages that take layers over may lack it
         self.is_open_in_stages = self.is_restoring = False
         self.truncate = True
         if self.fork_of is not None:  # the stages never opened it, so nothing has been copied
@@ -501,6 +519,11 @@ class Request:
     @property
     def id(self) -> str:
         return self.submit.request_id
+
+    def drop_pixels(self) -> None:
+        """Drop the pixels of its images: nothing is computed of it any more."""
+        if self.submit.pixels:
+            self.submit = msgspec.structs.replace(self.submit, pixels=())
 
     def start_grace(self, grace_s: float, now: float) -> None:
         """Detach the request from its reader. It runs for another ``grace_s`` seconds, in which a client may attach to

@@ -11,6 +11,7 @@ from swarm.broker.state.constraints import PlanConstraints
 from swarm.broker.state.costs import StepCosts
 from swarm.broker.state.ended_requests import EndedRequests, ForgottenRequests, JournalLookups
 from swarm.broker.state.evidence import Evidence
+from swarm.broker.state.images import ImageState
 from swarm.broker.state.kv_copies import KvCopyState
 from swarm.broker.state.lifecycle import SequenceState
 from swarm.broker.state.migration import MigrationState
@@ -52,6 +53,8 @@ class InFlightStep:
     num_tokens: int = 0
     residencies: dict[int, int] = field(default_factory=dict)  # sequence -> its ``residency`` when the step was sent
     proposals: dict[int, InFlightProposal] = field(default_factory=dict)  # by sequence
+    seen: tuple[int, ...] = ()  # sequences to whose images its parts of images belong
+    num_patches: int = 0  # of these parts, each layer counted
 
     def is_current(self, sequence: Sequence) -> bool:
         """Whether the sequence has not been preempted since the step was sent."""
@@ -221,6 +224,7 @@ class State:
     rebuilding: Rebuilding = field(default_factory=Rebuilding)
     restores: RestoreState = field(default_factory=RestoreState)  # sequences that the stages read from disk
     kv_copies: KvCopyState = field(default_factory=KvCopyState)
+    images: ImageState = field(default_factory=ImageState)
     rechecks: RecheckSchedule = field(default_factory=RecheckSchedule)
     in_flight: dict[int, InFlightStep] = field(default_factory=dict)
     next_step: int = 1
@@ -385,11 +389,15 @@ class State:
         ends: tuple[tuple[Sequence, int], ...],
         now: float,
         proposals: dict[int, InFlightProposal],
+        *,
+        seen: tuple[int, ...] = (),
+        num_patches: int = 0,
     ) -> None:
         """Record the step that has just been sent. It has also carried the releases to the stages. ``num_tokens``:
-        positions that it computes, those of proposed tokens included."""
+        positions that it computes, those of proposed tokens included. ``seen`` and ``num_patches``: of its parts of
+        images."""
         stays = {sequence.id: sequence.residency for sequence, _ in ends}
-        self.in_flight[self.next_step] = InFlightStep(ends, now, num_tokens, stays, proposals)
+        self.in_flight[self.next_step] = InFlightStep(ends, now, num_tokens, stays, proposals, seen, num_patches)
         self.next_step += 1
         self.to_release.clear()
         self.to_retire.clear()
@@ -401,14 +409,18 @@ class State:
         """Record the time of a completed step, unless it had no rows: it only opened or released sequences.
         ``num_running``: running sequences before its tokens were collected. ``num_refused``: its proposed tokens that
         were not accepted."""
+        if flight.num_patches:
+            tokens_s = self.costs.expected_s(flight.num_tokens) if flight.num_tokens else 0.0
+            busy_s = now - max(flight.sent_at, self.costs.last_done_at)
+            self.images.record_time(flight.num_patches, busy_s - (tokens_s or 0.0))
         if not flight.num_tokens:
             self.costs.last_done_at = now
             return
         num_proposed = sum(len(proposal.tokens) for proposal in flight.proposals.values())
-        if flight.num_tokens - num_proposed == len(flight.sequences):  # decodes only
+        if flight.num_tokens - num_proposed == len(flight.sequences) and not flight.num_patches:  # decodes only
             busy_s = now - max(flight.sent_at, self.costs.last_done_at)
             self.moves.rates.record(num_running, len(flight.sequences), num_proposed, busy_s)
-        self.costs.record_step(flight.num_tokens, flight.sent_at, now, num_refused)
+        self.costs.record_step(flight.num_tokens, flight.sent_at, now, num_refused, has_more=bool(flight.num_patches))
 
     def outdated_worker(self, params: SamplingParams) -> str:
         """Return the name of a stage's worker that refuses sequences with these parameters; empty: none does."""
@@ -446,8 +458,10 @@ class State:
         self.release_fork(sequence)
         if self.manifest is not None:
             held = self.prefix.index.num_blocks(sequence.id) * BLOCK
-            self.prefix.index.shorten(sequence.id, self.manifest.floor_to_state(held))
-        retired = self.prefix.retire(sequence.id, self.plans.kv_blocks)
+            if held != sequence.block_state or sequence.scheduled > sequence.kv:
+                held = self.manifest.floor_to_state(held)
+            self.prefix.index.shorten(sequence.id, held)
+        retired = self.prefix.retire(sequence.id, self.plans.kv_blocks, has_states=self.state_stride > 0)
         if retired is None:
             self.shared.release(sequence.id)
             self.to_release.append(sequence.id)
@@ -494,6 +508,7 @@ class State:
         self.to_truncate.clear()
         self.prefix.clear()
         self.prefixes.lacking.clear()
+        self.images.clear()
         self.restores.end_plan()
         if self.shared.num_mappings:  # otherwise the account was cleared before
             self.prefixes.before, self.shared = self.shared, SharedPositions()

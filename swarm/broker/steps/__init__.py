@@ -7,5 +7,6 @@ the residency in which its sequence was sent.
 
 - ``scheduler`` forms a batch of sequences that need a token and prompts that are not computed yet, admits waiting
   sequences, computes suspects alone after a step has raised, and decides what counts of a completed step
+- ``images`` decides which parts of the vision tower's work a step has
 - ``kv_capacity`` decides which sequence is preempted when blocks are short; no token is lost by it
 """

@@ -86,12 +86,12 @@ class KvAllocator:
         """Admit a sequence that starts from a cached prefix. Return False if there is none, or no capacity without
         evicting it."""
         state = self.state
-        prefix = None if sequence.starts_from_nothing else state.prefix.find(sequence.tokens, sequence.adapter)
-        if prefix is None or state.manifest is None:
+        prefix = None
+        if not sequence.starts_from_nothing:
+            prefix = state.prefix.find(sequence.tokens, sequence.adapter, sequence.images, stride=state.state_stride)
+        if prefix is None:
             return False
-        source, position = prefix[0], state.manifest.floor_to_state(prefix[1])
-        if not position:
-            return False
+        source, position = prefix
         may_share = self._can_map(source, position)  # otherwise the stages copy, and all of its blocks are its own
         own_blocks = blocks - state.shared.fork_stop(source, position) // BLOCK if may_share else blocks
         state.prefix.pin(source)

@@ -83,7 +83,7 @@ def settle_proposals(state: State, speculation: Speculation, flight: InFlightSte
     """Record how many proposed tokens of a completed step were accepted, and remove the others, after its tokens were
     collected. Return how many were not accepted."""
     num_refused = 0
-    if state.plans.current is not None:
+    if state.plans.current is not None and not flight.num_patches:
         speculation.record_step(state.plans.current.epoch, flight.num_tokens, state.now - flight.sent_at)
     for sequence_id, proposal in flight.proposals.items():
         num_refused += len(proposal.tokens)

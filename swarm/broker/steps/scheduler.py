@@ -12,6 +12,8 @@ deadline and arrival. The two are limited separately:
   blocks become short, so that running sequences finish before more join; and they get no more tokens than keep the
   measured time of a step below ``step_target_s``.
 
+* *Images* are computed in parts, besides the tokens of steps (``images``).
+
 Suspects, the sequences of a step that raised, are computed alone, alternating with steps of all others. The next
 failure then shows whether one of the sequences or the worker is to blame (``members.blame``).
 
@@ -29,23 +31,25 @@ wait.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from swarm.broker.planner.pauses import MAX_PAUSE_S, resumes_at_once, step_pause_s
 from swarm.broker.speculation.speculation import Speculation
 from swarm.broker.state import InFlightProposal, InFlightStep, Sequence, SequenceState, State
 from swarm.broker.state.costs import CHUNK
+from swarm.broker.steps.images import ImageChoice, awaits_images, choose_parts, lacking_images, num_seen, take_dropped
 from swarm.broker.steps.kv_capacity import KvAllocator, shareable_positions
 from swarm.broker.steps.proposals import choose_proposals, refused_positions
 from swarm.broker.steps.restoring import begin_restore
 from swarm.wire.messages import (
     BLOCK,
-    MAX_HEADER_BYTES,
     MAX_ROWS,
+    ImagePixels,
     Open,
     ProposedTail,
     Row,
@@ -70,11 +74,12 @@ MAX_DEFERRED = 256  # sequences that wait for another one's prompt and are skipp
 # tokens; prompts are not split into smaller parts over the micro-batches, since each part reads all weights
 MIN_PROMPT_SHARE = 64
 # maximum size of ``Open`` records in a step's header; the rest of the header is far shorter
-MAX_OPEN_BYTES = MAX_HEADER_BYTES // 2
-MAX_VECTOR_BYTES = MAX_HEADER_BYTES // 2  # maximum size of the vectors that a step returns, likewise
+MAX_OPEN_BYTES = 4 << 20
+MAX_VECTOR_BYTES = 4 << 20  # maximum size of the vectors that a step returns, likewise
 # prompt tokens of a step with log probabilities: the last stage holds logits for each, as for each decode
 MAX_SCORED = 128
 NO_SPECULATION = Speculation(mode="off")
+MIN_TARGET_S = 1e-6  # time of prompt tokens if a step's target leaves none
 KV_SHORT = 0.05  # free fraction of KV blocks below which prompts get the minimum
 
 
@@ -203,23 +208,27 @@ def next_step(
     if most == 1 and _waits_for_proposals(state, speculation, now):
         return None
     admit(state, settings, now, speculation.max_tokens_per_step)
-    chosen = _choose(state, settings, most, speculation)
+    chosen, images = _choose(state, settings, most, speculation)
+    if not chosen and not images.parts and state.evidence.suspects:  # then the others may have work
+        chosen, images = _choose(state, settings, most, speculation)
     unopened = _choose_unopened(state, chosen)
-    if not chosen and not unopened and not state.to_release and not state.to_retire:
+    if not chosen and not unopened and not images.parts and not state.to_release and not state.to_retire:
         return None
     may_propose = settings.kv_cache and speculation.is_active
     proposals: dict[int, InFlightProposal] = {}
     if may_propose:
         budget = state.costs.budget(settings.step_target_s, settings.step_tokens, least=0)
         proposals = choose_proposals(state, speculation, chosen, budget, overlaps=most > 1)
-    return _build(state, chosen, unopened, proposals, now)
+    return _build(state, chosen, unopened, proposals, images=images, now=now)
 
 
 def _has_work(state: State) -> bool:
     """Whether a sequence waits, has tokens that no step carries, or must be released. Called after every event."""
     running = state.running
     pending = running.due or running.num_prefilling
-    return bool(pending or state.waiting or state.to_release or state.to_retire or state.restores.unopened)
+    is_image_awaited = any(sequence.images for sequence in state.rebuilding.queue)
+    waiting = state.waiting or state.restores.unopened or is_image_awaited
+    return bool(pending or waiting or state.to_release or state.to_retire)
 
 
 def _waits_for_proposals(state: State, speculation: Speculation, now: float) -> bool:
@@ -235,7 +244,7 @@ def _must_yield_to_replays(state: State, now: float) -> bool:
     While no replay makes progress, steps leave half of the time to them.
     """
     rebuilding, costs = state.rebuilding, state.costs
-    if rebuilding.is_idle:
+    if rebuilding.is_idle or _await_images_only(state):
         return False
     step_s, num_waiting = costs.usual_step_s, rebuilding.num_waiting
     is_blocked = now - rebuilding.ordered_at > MAX_PAUSE_S
@@ -248,11 +257,24 @@ def _must_yield_to_replays(state: State, now: float) -> bool:
     return now - costs.last_done_at < pause_s
 
 
+def _await_images_only(state: State) -> bool:
+    """Whether all replays wait for images, which are computed in steps."""
+    rebuilding = state.rebuilding
+    return not rebuilding.in_progress and all(awaits_images(state, sequence) for sequence in rebuilding.queue)
+
+
 class _EligibleSequences(NamedTuple):
-    """Sequences that the next step may contain: decodes and prompts."""
+    """Sequences that the next step may contain: decodes and prompts, and those with images for their replays."""
 
     due: list[Sequence]
     prefilling: list[Sequence]
+    rebuilt: Collection[Sequence] = ()
+    postponed: Collection[Sequence] = ()  # suspects whose turn comes after that of another one
+
+    def only(self, ids: Collection[int], postponed: Collection[Sequence]) -> _EligibleSequences:
+        """Return these of the sequences."""
+        due, prefilling, rebuilt = ([s for s in each if s.id in ids] for each in self[:3])
+        return _EligibleSequences(due, prefilling, rebuilt, postponed)
 
 
 def _choose_eligible(state: State) -> _EligibleSequences:
@@ -262,35 +284,41 @@ def _choose_eligible(state: State) -> _EligibleSequences:
     show that the workers are sound, again and again.
     """
     evidence, nothing = state.evidence, _EligibleSequences([], [])
-    in_flight = [sequence for flight in state.in_flight.values() for sequence, _ in flight.sequences]
-    if any(sequence.id in evidence.suspects for sequence in in_flight):
-        return nothing
     everything = _EligibleSequences(list(state.running.due.values()), state.running.prefilling)
-    suspects = [s for s in (*everything.due, *everything.prefilling) if s.id in evidence.suspects]
+    if not evidence.suspects:
+        return everything
+    flights = state.in_flight.values()
+    in_flight = [id_ for flight in flights for id_ in (*(s.id for s, _ in flight.sequences), *flight.seen)]
+    if any(id_ in evidence.suspects for id_ in in_flight):
+        return nothing
+    everything = everything._replace(rebuilt=lacking_images(state))
+    candidates = [*everything.due, *everything.prefilling, *everything.rebuilt]
+    suspects = [s for s in candidates if s.id in evidence.suspects]
     if not suspects:
         return everything
-    has_others = len(everything.due) + len(everything.prefilling) > len(suspects)
-    if has_others and not evidence.suspects_are_next:
+    others = {s.id for s in candidates} - evidence.suspects
+    first = min(suspects, key=lambda s: evidence.last_failure_at(s.id))
+    postponed = [s for s in suspects if s is not first]
+    if others and not evidence.suspects_are_next:
         evidence.suspects_are_next = True
-        return _EligibleSequences(*([s for s in each if s not in suspects] for each in everything))
+        return everything.only(others, postponed)
     if in_flight:
         return nothing
     evidence.suspects_are_next = False
-    first = min(suspects, key=lambda s: evidence.last_failure_at(s.id))
-    return _EligibleSequences(*([s for s in each if s is first] for each in everything))
+    return everything.only({first.id}, postponed)
 
 
 def _choose(
     state: State, settings: SchedulerSettings, most_in_flight: int, speculation: Speculation
-) -> list[tuple[Sequence, int]]:
-    """Return (sequence, number of tokens) in the order of the step's rows."""
+) -> tuple[list[tuple[Sequence, int]], ImageChoice]:
+    """Return (sequence, number of tokens) in the order of the step's rows, and the parts of images."""
     allocator = KvAllocator(state, settings.kv_headroom, settings.max_running)
     reserved = _reserve_for_prompts(state, settings)
     most = min(settings.step_tokens - reserved, MAX_ROWS, _decode_share(state, settings, most_in_flight))
     chosen: list[tuple[Sequence, int]] = []
     open_bytes = 0  # header bytes needed to open sequences in the stages
-    eligible = _choose_eligible(state) if state.evidence.suspects else None
-    for sequence in list(state.running.due.values()) if eligible is None else eligible.due:
+    eligible = _choose_eligible(state)
+    for sequence in eligible.due:
         if len(chosen) >= most:
             break
         if not _fits_into_header(sequence, open_bytes) or speculation.is_waiting(sequence, state.now):
@@ -298,11 +326,12 @@ def _choose(
         if sequence.state is SequenceState.RUNNING and allocator.grow(sequence, sequence.sampled):
             chosen.append((sequence, 1))
             open_bytes += _open_bytes(sequence)
-    left = _prompt_tokens(state, settings, len(chosen), reserved, most_in_flight)
+    seeing = (*eligible.prefilling, *eligible.rebuilt) if state.evidence.suspects else None
+    images = choose_parts(state, settings.step_target_s, len(chosen), seeing, eligible.postponed)
+    left = _prompt_tokens(state, settings, len(chosen), reserved, most_in_flight, num_patches=images.num_patches)
     vector_bytes = 0  # of the vectors that the step returns
     scored = 0  # prompt tokens whose log probabilities the step returns
-    prefilling = () if not left else state.running.prefilling if eligible is None else eligible.prefilling
-    for sequence in prefilling:
+    for sequence in eligible.prefilling:
         if left <= 0 or len(chosen) >= MAX_ROWS:
             break
         if not _fits_into_header(sequence, open_bytes):
@@ -310,8 +339,9 @@ def _choose(
         count = min(sequence.pending, settings.prefill_chunk, left)
         if sequence.lacks_prompt_logprobs:
             count = min(count, MAX_SCORED - scored)
-            if not count:
-                continue
+        count = num_seen(state, sequence, count)
+        if not count:
+            continue
         returned = _returned_bytes(state, sequence, count)
         if vector_bytes and vector_bytes + returned > MAX_VECTOR_BYTES:
             continue
@@ -322,7 +352,7 @@ def _choose(
             scored += count if sequence.lacks_prompt_logprobs else 0
             open_bytes += _open_bytes(sequence)
     # A sequence chosen early may have been preempted since by a later one of higher rank.
-    return [(sequence, count) for sequence, count in chosen if sequence.state is SequenceState.RUNNING]
+    return [(sequence, count) for sequence, count in chosen if sequence.state is SequenceState.RUNNING], images
 
 
 def _fits_into_header(sequence: Sequence, open_bytes: int) -> bool:
@@ -375,9 +405,10 @@ def _reserve_for_prompts(state: State, settings: SchedulerSettings) -> int:
 
 
 def _prompt_tokens(
-    state: State, settings: SchedulerSettings, num_decodes: int, reserved: int, most_in_flight: int
+    state: State, settings: SchedulerSettings, num_decodes: int, reserved: int, most_in_flight: int, *, num_patches: int
 ) -> int:
-    """Return the number of prompt tokens in the next step, which also contains ``num_decodes`` decode tokens.
+    """Return the number of prompt tokens in the next step, which also contains ``num_decodes`` decode tokens, and parts
+    of images with ``num_patches``.
 
     Records the step budget and the limit that applied in ``state.decision``.
     """
@@ -389,7 +420,10 @@ def _prompt_tokens(
     most = settings.step_tokens - num_decodes
     limits = {"none": min(pending, most), "pending": max(least, MIN_PROMPT_SHARE, -(-pending // most_in_flight))}
     if len(state.running) > state.running.num_prefilling:  # answers are running, in this micro-batch or another
-        decision.step_budget = state.costs.budget(settings.step_target_s, settings.step_tokens)
+        target_s = settings.step_target_s
+        if target_s:  # 0 means that there is no target
+            target_s = max(MIN_TARGET_S, target_s - num_patches * state.images.patch_s)
+        decision.step_budget = state.costs.budget(target_s, settings.step_tokens)
         limits["time"] = max(least, decision.step_budget - num_decodes)
         limits["kv"] = max(least, int(most * _free_kv_ratio(state)))
     tokens = min(limits.values())
@@ -421,6 +455,8 @@ def _build(
     chosen: list[tuple[Sequence, int]],
     unopened: list[Sequence],
     proposals: dict[int, InFlightProposal],
+    *,
+    images: ImageChoice,
     now: float,
 ) -> Step:
     assert state.plans.current is not None
@@ -429,6 +465,7 @@ def _build(
     opens: list[Open] = []
     truncates = refused_positions(state, (sequence for sequence, _ in chosen)) if state.to_truncate else []
     unshared: list[int] = []
+    pixels = dict(images.pixels)
     for sequence, count in (*((sequence, 0) for sequence in unopened), *chosen):
         if not sequence.is_open_in_stages:
             opens.append(build_open(sequence))
@@ -445,6 +482,7 @@ def _build(
         rows.append(Row(sequence.id, start, count + len(proposed), sequence.scheduled == sequence.sampled))
         tokens.extend(sequence.tokens[start : sequence.scheduled])
         tokens.extend(proposed)
+        pixels |= sequence.pixels(start, sequence.scheduled)
     step = Step(
         epoch=state.plans.current.epoch,
         step=state.next_step,
@@ -457,9 +495,17 @@ def _build(
         alone=not state.in_flight,
         unshared=tuple(unshared) or UNSET,
         proposed=tuple(ProposedTail(s, len(proposal.tokens)) for s, proposal in proposals.items()) or UNSET,
+        pixels=image_pixels(pixels),
+        image_parts=(*take_dropped(state), *images.parts) or UNSET,
     )
-    state.record_dispatch(len(tokens), tuple((s, s.scheduled) for s, _ in chosen), now, proposals)
+    ends = tuple((s, s.scheduled) for s, _ in chosen)
+    state.record_dispatch(len(tokens), ends, now, proposals, seen=images.sequences, num_patches=images.num_patches)
     return step
+
+
+def image_pixels(pixels: Mapping[str, bytes]) -> tuple[ImagePixels, ...] | UnsetType:
+    """Return a step's field with the pixels of its images, given by digest."""
+    return tuple(ImagePixels(*each) for each in pixels.items()) or UNSET
 
 
 def build_open(sequence: Sequence) -> Open:
@@ -493,7 +539,7 @@ def acknowledge(state: State, reached: tuple[SequencePosition, ...], flight: InF
             continue  # preempted since
         if sequence.state is SequenceState.RUNNING:
             sequence.acknowledge(position)
-            state.prefix.acknowledge(sequence_id, sequence.tokens, sequence.kv, sequence.adapter)
+            state.prefix.acknowledge(sequence_id, sequence.tokens, sequence.kv, sequence.adapter, sequence.images)
             if not keeps_kv and sequence.kv == sequence.scheduled == sequence.sampled:
                 sequence.drop_kv()
                 state.running.refresh(sequence)

@@ -7,6 +7,7 @@ import ctypes
 import errno
 import hashlib
 import os
+import re
 import shutil
 import socket
 import sys
@@ -27,7 +28,7 @@ from swarm.cli.doctor.paths import find_units, list_state_dirs
 from swarm.cli.meta.packages import FOR_MODELS
 from swarm.cli.systemd import manager
 from swarm.cli.systemd.files import SystemdError
-from swarm.errors import ConfigError, ModelError
+from swarm.errors import ConfigError, ModelError, UnservedModel
 from swarm.wire.addresses import resolve_own
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ _UNSYNCHRONISED: Final = 5  # result of adjtimex if the clock is not synchronise
 _NUM_SYNCS: Final = 3
 _PATIENCE_S: Final = 5.0
 _GPU_DEVICES: Final = (Path("/dev/nvidia0"), Path("/dev/kfd"))
+_DRIVER_VERSION: Final = Path("/proc/driver/nvidia/version")
 _PORT_USES: Final = ("for clients", "for workers", "for heartbeats", "for finished steps", "for the relay")
 _NUM_LOCAL_PORTS: Final = 2  # if no other machine is served, the remaining ports are chosen freely
 
@@ -247,11 +249,28 @@ def _gpus() -> tuple[str, ...]:
         return ()
     if not torch.cuda.is_available():
         return ()
+    built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
+    triton = _version("triton")
+    software = [
+        *([f"driver {driver}"] if (driver := _read_driver_version()) else []),
+        f"torch {torch.__version__} for {built_for}",
+        f"triton {triton}" if triton else "no triton: torch's kernels compute",
+    ]
     gpus = []
     for index in range(torch.cuda.device_count()):
-        about = torch.cuda.get_device_properties(index)
-        gpus.append(f"cuda:{index}: {about.name}, {about.total_memory / 2**30:.0f} GiB")
+        about, free = torch.cuda.get_device_properties(index), torch.cuda.mem_get_info(index)[0]
+        memory = f"{free / 2**30:.0f} of {about.total_memory / 2**30:.0f} GiB free"
+        gpus.append(f"cuda:{index}: {about.name}, {memory}; {', '.join(software)}")
     return tuple(gpus)
+
+
+def _read_driver_version(path: Path = _DRIVER_VERSION) -> str:
+    """Return the version of NVIDIA's driver; empty if the kernel does not report it."""
+    try:
+        first = path.read_text(errors="replace").splitlines()[0]
+    except (OSError, IndexError):
+        return ""
+    return next((word for word in first.split() if re.fullmatch(r"\d+\.\d+(\.\d+)?", word)), "")
 
 
 def gpu_unused(devices: Sequence[Path] = _GPU_DEVICES) -> str:
@@ -287,24 +306,23 @@ def inspect_model(name: str | None) -> ModelFacts | None:
         return None
     from swarm.demo import model_path
 
-    path, is_refused = str(model_path()) if name is None else name, False
+    path = str(model_path()) if name is None else name
     try:
         location = locate_model(path, lambda _: None)
+        if name is not None:
+            with suppress(ImportError):  # The finding about packages names what is missing.
+                from swarm.stage.engine.selfcheck import check_served
+
+                check_served(location.folder)
         checkpoint = Checkpoint.at(location)
         files = checkpoint.manifest(checkpoint.stored_dtype).files
         names = "".join(f"{file.name} {file.num_bytes} {file.digest}\n" for file in files)
         digest = hashlib.sha256(names.encode()).hexdigest()[:16]
         missing = sum(checkpoint.missing([*checkpoint.tensors, *checkpoint.quantized]).values())
-        if name is not None:
-            with suppress(ImportError):  # The finding about packages names what is missing.
-                from swarm.stage.model.build import check_served
-
-                is_refused = True
-                check_served(location.folder)
-        limits = TEXT_ONLY_NOTE if checkpoint.is_multimodal else ""
+        limits = TEXT_ONLY_NOTE if checkpoint.is_text_only else ""
         return ModelFacts(path, checkpoint.num_bytes, digest=digest, missing_bytes=missing, limits=limits)
     except ModelError as error:
-        return ModelFacts(path, error=str(error), is_refused=is_refused)
+        return ModelFacts(path, error=str(error), is_refused=isinstance(error, UnservedModel))
 
 
 def _estimate_speed(settings: Settings, workers: int) -> SpeedEstimate:

@@ -7,7 +7,6 @@ import errno
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,6 +42,7 @@ from swarm.cli.output import (
     ignore_report,
     print_error,
 )
+from swarm.cli.up.devices import gpu_memory_share, with_device, with_gpus, worker_memory_share
 from swarm.cli.up.http import GatewayPoller, unavailable_reason
 from swarm.cli.up.processes import DETACHED_VARIABLE, PARENT_FD_VARIABLE, die_with_parent, export_source_path
 from swarm.cli.up.supervisor import BROKER, EX_CONFIG, GATEWAY, MAX_WORKERS, SWARM_PREFIX, is_worker
@@ -55,8 +55,6 @@ NUM_WORKERS = 2  # the smallest number with communication between workers
 # with other machines, the ports of heartbeats and finished steps are fixed, too, for the sake of firewalls
 NUM_AUTH_PORTS = 4
 NUM_PORTS = 2  # ports for clients and for workers' control; the broker chooses the others itself
-DEVICE_TIMEOUT_S = 60.0  # for a process that imports torch and looks for a GPU
-MEMORY_SHARE = 0.8  # of the available memory; the rest is for the broker, the clients and the system
 _ATTACHED = "Ctrl-C stops it"
 _DETACHED = "it runs in the background: swarm ps, swarm logs, swarm down"
 
@@ -85,6 +83,9 @@ def up(
             "workers join later (swarm worker, swarmctl join).",
         ),
     ] = NUM_WORKERS,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="Start one worker, gpu0, gpu1 and so on, on each GPU of this machine.")
+    ] = False,
     listen: ListenOption = None,
     discoverable: DiscoverableOption = False,
     port: PortOption = None,
@@ -122,7 +123,7 @@ def up(
     --listen), from --port on.
     """
     from swarm.auth.memberships import default_state_dir
-    from swarm.cli.up.models import resolve_draft, resolve_models
+    from swarm.cli.up.models import resolve_draft, resolve_models, with_adapters
     from swarm.cli.up.runs import RecordedSwarm, RunRecorder, redirect_output
     from swarm.cli.up.statedir import state_directory
     from swarm.safe_stream import guard_stdout
@@ -156,18 +157,16 @@ def up(
         "worker.device": device,
         "state_dir": str(state_dir) if state_dir else None,
     }
-    if http is not None and no_http:
-        raise typer.BadParameter("--http and --no-http contradict each other: give one")
+    _refuse_contradictions(context)
     settings = load_settings(context, config, overrides)
     require_packages("broker", *(["worker"] if workers else []))
     if is_detached:
         redirect_output()
     several = model if model and len(model) > 1 else []
-    if several and settings.worker.adapters:
-        raise typer.BadParameter("adapters go with one model: give one --model, or no adapter")
-    if several and settings.broker.draft:
-        raise typer.BadParameter("a draft model goes with one model: give one --model, or no draft model")
+    if several:
+        _refuse_parts_of_one_model(settings)
     models, draft_path = resolve_models(settings, several), resolve_draft(settings)
+    settings = with_adapters(settings) if workers or gpu else settings
     addresses = resolve_own(settings.broker.listen)
     num_ports = NUM_AUTH_PORTS if addresses else NUM_PORTS
     ports = range(settings.broker.port, settings.broker.port + num_ports * len(models))
@@ -176,18 +175,31 @@ def up(
         check_ports(address, ports.start, len(ports))
     no_gateway = "" if no_http else unavailable_reason(settings.gateway, ports)
     export_source_path()
-    settings = with_device(settings)
+    settings, gpus = with_gpus(settings) if gpu else (with_device(settings), ())
+    workers = len(gpus) or workers
     # Keys must outlive this process.
     state_path = settings.state_dir or (default_state_dir() if addresses else None)
     with state_directory(state_path) as directory:
-        share = worker_memory_share(settings, workers)
+        num_swarms = len(models)
+        share = gpu_memory_share(gpus, num_swarms) if gpus else worker_memory_share(settings, workers, num_swarms)
         shares = divide_memory(share, [each.num_bytes for each in models])
         others = tuple(
             OtherSwarm(SWARM_PREFIX + each.name, each.location, ports.start + number * num_ports, shares[number])
             for number, each in enumerate(models)
         )[1:]
         commands = ChildCommands(
-            settings, config, models[0].location, directory, workers, shares[0], verbose, addresses, draft_path, others
+            settings,
+            config,
+            models[0].location,
+            directory,
+            workers,
+            shares[0],
+            verbose,
+            addresses,
+            draft_path,
+            others,
+            model_folder=models[0].folder,
+            gpus=tuple(gpu.device for gpu in gpus),
         )
         has_http = not no_http and not no_gateway
         all_ports = (ports.start, *(other.port for other in others))
@@ -202,7 +214,11 @@ def up(
         plan = _UpPlan(
             workers,
             http=has_http,
-            notes=[*(f"{each.name}: {each.limits}" for each in models if each.limits), no_gateway],
+            notes=[
+                *(f"gpu{number} computes on {gpu.device}: {gpu.name}" for number, gpu in enumerate(gpus)),
+                *(f"{each.name}: {each.limits}" for each in models if each.limits),
+                no_gateway,
+            ],
             observe=observe,
             how_to_stop=_DETACHED if is_detached else _ATTACHED,
         )
@@ -259,12 +275,33 @@ async def _run(commands: ChildCommands, directory: Path, plan: _UpPlan, verbose:
         verbose=verbose,
     )
     others = tuple(other.name for other in commands.others)
-    error = await runner.run(plan.num_workers, commands.settings.worker.device, others)
+    error = await runner.run(plan.num_workers, commands.settings.worker.device, others, commands.gpus)
     progress.clear_status()
     if error is not None:
         plan.observe((f"swarm: {error}",), {"event": "error"})
         return print_error("swarm", error)
     return EXIT_INTERRUPTED if runner.was_interrupted_twice else 0
+
+
+def _refuse_contradictions(context: typer.Context) -> None:
+    """Raise ``BadParameter`` for options that exclude each other."""
+
+    def is_given(option: str) -> bool:
+        source = context.get_parameter_source(option)
+        return source is not None and source.name != "DEFAULT"
+
+    if is_given("http") and is_given("no_http"):
+        raise typer.BadParameter("--http and --no-http contradict each other: give one")
+    if is_given("gpu") and (is_given("device") or is_given("workers")):
+        raise typer.BadParameter("--gpu starts one worker on each GPU: give no --device and no --workers with it")
+
+
+def _refuse_parts_of_one_model(settings: Settings) -> None:
+    """Raise ``BadParameter`` for settings that go with one model."""
+    if settings.worker.adapters:
+        raise typer.BadParameter("adapters go with one model: give one --model, or no adapter")
+    if settings.broker.draft:
+        raise typer.BadParameter("a draft model goes with one model: give one --model, or no draft model")
 
 
 def check_ports(host: str, first: int, count: int = NUM_PORTS) -> None:
@@ -315,6 +352,8 @@ class ChildCommands:
     addresses: tuple[str, ...] = ()  # where other machines are served
     draft: str | None = None  # draft model
     others: tuple[OtherSwarm, ...] = ()
+    model_folder: Path | None = None  # of the model's configuration, which the fork server checks
+    gpus: tuple[str, ...] = ()  # devices that have one worker each; empty: all workers are on ``worker.device``
 
     @property
     def url(self) -> str:
@@ -341,7 +380,7 @@ class ChildCommands:
         """Return the command line of the fork server; None if workers can't be forked."""
         if sys.platform != "linux" or self.settings.worker.device != "cpu":
             return None  # a GPU's driver does not survive a fork
-        return [sys.executable, "-P", "-m", "swarm.cli.up.forkserver.process", self.model]
+        return [sys.executable, "-P", "-m", "swarm.cli.up.forkserver.process", str(self.model_folder or self.model)]
 
     def _log_flags(self) -> list[str]:
         log = self.settings.log
@@ -386,10 +425,10 @@ class ChildCommands:
         return [
             *("up", "--no-http"),
             *("--model", other.model),
-            *("--workers", str(self.num_workers)),
+            *(["--gpu"] if self.gpus else ["--workers", str(self.num_workers)]),
             *("--port", str(other.port)),
             *("--mode", self.settings.broker.mode),
-            *("--device", worker.device),
+            *([] if self.gpus else ["--device", worker.device]),
             *("--dtype", worker.dtype),
             *("--weights", worker.weights),
             *("--threads", str(worker.threads or self._share_of_cores())),
@@ -402,7 +441,8 @@ class ChildCommands:
     def _worker_flags(self, name: str, memory_limit: int | None, device: str) -> list[str]:
         worker = self.settings.worker
         # The common limit and the share of the memory are for the common device.
-        common_limit = worker.memory_limit or self.memory_share if device in ("", worker.device) else None
+        is_common = device in ("", worker.device, *self.gpus)
+        common_limit = worker.memory_limit or self.memory_share if is_common else None
         limit = memory_limit or common_limit
         return [
             "worker",
@@ -427,35 +467,6 @@ def num_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def worker_memory_share(settings: Settings, num_workers: int) -> int | None:
-    """Return the bytes for each worker's process. Workers can't divide the memory themselves, because each sees all of
-    it as free.
-
-    None if the device has memory of its own.
-    """
-    if settings.worker.device != "cpu":
-        return None
-    import psutil
-
-    return int(psutil.virtual_memory().available * MEMORY_SHARE / max(1, num_workers))
-
-
-def with_device(settings: Settings) -> Settings:
-    """Return the settings with the device that ``auto`` stands for. Another process finds out: torch takes seconds, and
-    its memory. Raises ConfigError if that fails."""
-    worker = settings.worker
-    if worker.device != "auto":
-        return settings
-    code = f"from swarm.stage.engine.device import resolve_device; print(resolve_device('auto', {worker.bits!r}))"
-    command = [sys.executable, "-P", "-c", code]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=DEVICE_TIMEOUT_S, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise ConfigError(f"the device can't be found out ({error}): set worker.device to cpu or cuda") from None
-    found = worker.model_copy(update={"device": done.stdout.strip()})
-    return settings.model_copy(update={"worker": found})
 
 
 def divide_memory(share: int | None, sizes: Sequence[int]) -> list[int | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swarm.errors import ConfigError
@@ -25,11 +26,12 @@ def resolve_model(settings: Settings) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """A model to run. ``location``: what workers load; ``num_bytes``: bytes of its weights in the files; ``limits``:
-    what of it is not served."""
+    """A model to run. ``location``: what workers load; ``folder``: of its configuration; ``num_bytes``: bytes of its
+    weights in the files; ``limits``: what of it is not served."""
 
     name: str
     location: str
+    folder: Path
     num_bytes: int
     limits: str = ""
 
@@ -40,7 +42,7 @@ def resolve_models(settings: Settings, models: Sequence[str] = ()) -> list[Resol
     if not models and settings.model is None:
         from swarm.demo import model_path
 
-        return [ResolvedModel(model_path().name, str(model_path()), 0)]
+        return [ResolvedModel(model_path().name, str(model_path()), model_path(), 0)]
     from swarm.stage.quantization.at_load import Quantization
 
     how = Quantization.from_settings(settings.worker)
@@ -60,6 +62,24 @@ def resolve_draft(settings: Settings) -> str | None:
     return _resolve(settings.broker.draft, AS_STORED).location
 
 
+def with_adapters(settings: Settings) -> Settings:
+    """Return the settings with the commit of each adapter on a hub, so that all workers load the same files.
+
+    Raises ``ModelError`` for one that can't be served by its configuration, once instead of in each worker.
+    """
+    from swarm.stage.model.adapter_files import check_number, locate_adapter, read_adapter_config
+
+    check_number(len(settings.worker.adapters))
+    resolved = []
+    for adapter in settings.worker.adapters:
+        name, _, source = adapter.partition("=")
+        folder, source = locate_adapter(source)
+        read_adapter_config(folder)
+        resolved.append(f"{name}={source}")
+    worker = settings.worker.model_copy(update={"adapters": tuple(resolved)})
+    return settings.model_copy(update={"worker": worker})
+
+
 def _resolve(model: str, quantization: Quantization) -> ResolvedModel:
     from swarm.cli.output import ConsoleProgress
     from swarm.stage.model.checkpoint import Checkpoint
@@ -73,5 +93,6 @@ def _resolve(model: str, quantization: Quantization) -> ResolvedModel:
         progress.clear_status()
     # raises ModelError, once instead of in each worker
     checkpoint = Checkpoint.at(location, quantization)
-    limits = TEXT_ONLY_NOTE if checkpoint.is_multimodal else ""
-    return ResolvedModel(checkpoint.name, location.name, checkpoint.num_bytes, limits)
+    checkpoint.check_sizes()
+    limits = TEXT_ONLY_NOTE if checkpoint.is_text_only else ""
+    return ResolvedModel(checkpoint.name, location.name, location.folder, checkpoint.num_bytes, limits)

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from swarm.cli.meta.packages import require_packages
 from swarm.cli.options import Dtype, Mode, Weights, load_settings
 from swarm.cli.output import ConsoleProgress
-from swarm.cli.up.command import ChildCommands, check_ports, with_device, worker_memory_share
+from swarm.cli.up.command import ChildCommands, check_ports
+from swarm.cli.up.devices import with_device, worker_memory_share
 from swarm.cli.up.host import HostConnection
-from swarm.cli.up.models import resolve_model
+from swarm.cli.up.models import resolve_models
 from swarm.cli.up.processes import export_source_path
 from swarm.cli.up.runner import Runner
 from swarm.cli.up.statedir import state_directory
@@ -69,12 +70,21 @@ def run_with_own_swarm(
     """
     settings = wanted.settings(_free_port(wanted.settings(_PORTS[0]).broker.host))
     require_packages("broker", "worker")
-    path = resolve_model(settings)
+    (model,) = resolve_models(settings)
     export_source_path()
     settings = with_device(settings)
     with state_directory(None) as directory:
         share = worker_memory_share(settings, wanted.num_workers)
-        commands = ChildCommands(settings, wanted.config, path, directory, wanted.num_workers, share, verbose=False)
+        commands = ChildCommands(
+            settings,
+            wanted.config,
+            model.location,
+            directory,
+            wanted.num_workers,
+            share,
+            verbose=False,
+            model_folder=model.folder,
+        )
         progress.set_status(f"starting a swarm of {wanted.num_workers} at {commands.url}")
         return asyncio.run(_run(commands, directory / "logs", progress, use))
 

@@ -24,6 +24,7 @@ from swarm.cli.up.supervisor import (
     EndSupervisor,
     Event,
     KillChild,
+    ModelRefused,
     ShowGivenUp,
     ShowLeft,
     ShowRestart,
@@ -109,8 +110,11 @@ class Runner:
         """Whether a second signal asked for an immediate end."""
         return self._num_interrupts > 1
 
-    async def run(self, num_workers: int, device: str, swarms: tuple[str, ...] = ()) -> str | None:
-        """Run until the end, with this number of workers on this device, and with these further swarms.
+    async def run(
+        self, num_workers: int, device: str, swarms: tuple[str, ...] = (), gpus: tuple[str, ...] = ()
+    ) -> str | None:
+        """Run until the end, with this number of workers on this device, or one on each of these GPUs, and with these
+        further swarms.
 
         Return the error, or None after a requested stop. No child survives in any case.
         """
@@ -118,7 +122,7 @@ class Runner:
             self._add_signal_handlers()
             if num_workers:
                 self._start_forkserver()  # first, because it takes the longest
-            self.feed(SupervisorStarted(num_workers, self._gateway_watch is not None, swarms, device))
+            self.feed(SupervisorStarted(num_workers, self._gateway_watch is not None, swarms, device, gpus))
             self._host = self._make_host()
             async with asyncio.TaskGroup() as group:
                 loops = [
@@ -187,7 +191,13 @@ class Runner:
             return
         log = LogFile(self._logs_dir / "nursery.log")
         try:
-            self._forkserver = ForkServer(self._forkserver_command, self._lifeline, log, self._check_children)
+            self._forkserver = ForkServer(
+                self._forkserver_command,
+                self._lifeline,
+                log,
+                self._check_children,
+                lambda reason: self.feed(ModelRefused(reason)),
+            )
             self._adopts_orphans = True
             self._restart_budget.record_start(time.monotonic())
         except OSError as error:

@@ -11,6 +11,9 @@ Rules:
 * A child that exits with ``EX_CONFIG`` can never work (a wrong setting, a model that is refused). A worker is given up;
   a broker ends the swarm. The last worker of a swarm that never served ends it, too: there is no worker left to wait
   for.
+* A model that no worker can serve, whatever its machine, ends a swarm that never served at once, with one error. The
+  fork server reports that before it forks a worker; without one, or if only a computation shows it, the first worker
+  that refuses the model does, by its exit code (``EX_UNSERVED``).
 * The gateway, if there is one, is started when the swarm first serves, or after ``GATEWAY_AFTER_S`` if it does not: an
   earlier start would take processor time from the workers and delay serving. Like the broker, it is always restarted,
   but the swarm can run without it: if it can never work, only the gateway is given up.
@@ -39,6 +42,7 @@ REAP_S = 2.0  # from the kill until the supervisor ends in any case
 GATEWAY_AFTER_S = 10.0  # then a user may want to see why nothing serves
 
 EX_CONFIG = 78  # sysexits.h: "something was found in an unconfigured or misconfigured state"
+EX_UNSERVED = 65  # sysexits.h: "the input data was incorrect": a worker of ours whose model no worker can serve
 EX_TEMPFAIL = 75  # "try again later": a worker that the broker wants back as a new process
 SIGNAL_BASE = 128  # the convention of shells: a process that exited in order because of signal n exits with 128 + n
 MAX_WORKERS = 64  # on one machine; more than is useful, but few enough to keep a machine usable
@@ -61,12 +65,13 @@ def is_worker(name: str) -> bool:
 @dataclass(frozen=True, slots=True)
 class SupervisorStarted:
     """``swarm up`` starts, with this number of workers on this device, with or without a gateway, and with further
-    swarms (names of children)."""
+    swarms (names of children). ``gpus``: devices that have one worker each, instead of ``num_workers``."""
 
     num_workers: int
     gateway: bool = False
     swarms: tuple[str, ...] = ()
     device: str = "cpu"
+    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,13 @@ class ChildExited:
     name: str
     code: int
     last_line: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRefused:
+    """The fork server found that no worker can serve the model."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +134,7 @@ Event = (
     SupervisorStarted
     | ChildExited
     | ChildNotStarted
+    | ModelRefused
     | WorkersRequested
     | WorkersJoined
     | SwarmServing
@@ -262,18 +275,15 @@ class Supervisor:
 
     def _dispatch(self, event: Event, now: float) -> Iterator[Action]:
         match event:
-            case SupervisorStarted(num_workers, gateway, swarms, device):
-                self._device = device
-                self._gateway_at = now + GATEWAY_AFTER_S if gateway else None
-                yield self._start_new(StartChild(BROKER), now)
-                for _ in range(num_workers):
-                    yield self._start_new(StartChild(self._next_name()), now)
-                for name in swarms:
-                    yield self._start_new(StartChild(name), now)
+            case SupervisorStarted():
+                yield from self._start_all(event, now)
             case ChildExited(name, code, last_line):
                 yield from self._on_exit(self._children[name], code, last_line, now)
             case ChildNotStarted(name, reason):
                 yield from self._retry_or_end(self._children[name], f"could not start: {reason}", now)
+            case ModelRefused(reason):
+                if not self._served and not self.is_stopping:
+                    yield from self._stop(reason, now)
             case WorkersRequested():
                 yield from self._start_more(event, now)
             case WorkersJoined(names):
@@ -287,6 +297,17 @@ class Supervisor:
                 yield from self._tick(now)
 
     # starting
+
+    def _start_all(self, wanted: SupervisorStarted, now: float) -> Iterator[StartChild]:
+        self._device = wanted.device
+        self._gateway_at = now + GATEWAY_AFTER_S if wanted.gateway else None
+        yield self._start_new(StartChild(BROKER), now)
+        for number, gpu in enumerate(wanted.gpus):
+            yield self._start_new(StartChild(f"gpu{number}", device=gpu), now)
+        for _ in range(0 if wanted.gpus else wanted.num_workers):
+            yield self._start_new(StartChild(self._next_name()), now)
+        for name in wanted.swarms:
+            yield self._start_new(StartChild(name), now)
 
     def _next_name(self) -> str:
         name = f"w{self._num_named}"
@@ -329,7 +350,10 @@ class Supervisor:
         if self.is_stopping:
             child.phase = _ChildPhase.AWAY
             yield from self._end_if_empty()
-        elif code == EX_CONFIG:
+        elif code == EX_UNSERVED and is_worker(child.name) and not self._served:
+            child.phase = _ChildPhase.AWAY
+            yield from self._stop(last_line or "its model can't be served", now)
+        elif code in (EX_CONFIG, EX_UNSERVED):
             yield from self._give_up(child, last_line or "it gave no reason", now)
         elif code == 0 and is_worker(child.name):
             child.phase = _ChildPhase.AWAY

@@ -29,6 +29,7 @@ from swarm.gateway.completion.served_model import ServedModel
 from swarm.gateway.completion.service import REST_OF_CONTEXT
 from swarm.gateway.completion_request import CompletionRequest, ReasoningOptions, ToolOptions
 from swarm.gateway.errors import ThreadUnsupported, invalid_field, unsupported_field
+from swarm.gateway.images import image_part
 from swarm.gateway.resume_state import ResumeState, offered_tools
 from swarm.params import SamplingParams
 
@@ -265,19 +266,32 @@ def _convert_call(block: Json, place: str) -> Json:
 
 
 def _user_messages(role: str, blocks: Sequence[tuple[Json, str]]) -> list[Json]:
-    """Convert a user's blocks: results of tools come first, each as a message of its own, then the texts as one
+    """Convert a user's blocks: results of tools come first, each as a message of its own, then texts and images as one
     message."""
     results: list[Json] = []
     texts: list[str] = []
+    parts: list[Json] = []  # texts and images, if there are images
+    has_images = any(block["type"] == "image" for block, _ in blocks)
     for block, place in blocks:
-        if block["type"] == "tool_result":
+        if block["type"] == "image":
+            parts.append(_convert_image(block, place))
+        elif block["type"] == "tool_result":
             if not isinstance(block.get("tool_use_id"), str):
                 raise invalid_field(f"{place}.tool_use_id", "must be a text")
             text = _text_of(block.get("content"), f"{place}.content")
             results.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": text})
         else:
             texts.append(_block_text(block, place))
-    return [*results, *([{"role": role, "content": "\n".join(texts)}] if texts or not results else [])]
+            parts.append({"type": "text", "text": texts[-1]})
+    content = parts if has_images else "\n".join(texts)
+    return [*results, *([{"role": role, "content": content}] if texts or has_images or not results else [])]
+
+
+def _convert_image(block: Json, place: str) -> Json:
+    source = block.get("source")
+    if not isinstance(source, dict) or source.get("type") != "base64" or not isinstance(source.get("data"), str):
+        raise unsupported_field(f"{place}.source", "images are not fetched here: send them as base64, with data")
+    return image_part(f"data:{source.get('media_type') or ''};base64,{source['data']}")
 
 
 def _text_of(content: object, place: str) -> str:
@@ -296,7 +310,7 @@ def _block_text(block: Json, place: str) -> str:
     elif block["type"] == "text":
         text = block.get("text")
     else:
-        raise unsupported_field(f"{place}.type", f"{block['type']!r}; models here read text only")
+        raise unsupported_field(f"{place}.type", f"{block['type']!r}; only texts, and users' images, are read here")
     if not isinstance(text, str):
         raise invalid_field(f"{place}.text", "must be a text")
     return text

@@ -7,6 +7,7 @@ from typing import Any
 
 from swarm.gateway.apis.writer import Json
 from swarm.gateway.errors import invalid_field, unsupported_field
+from swarm.gateway.images import image_part
 
 ROLES = ("user", "assistant", "system", "developer")
 MAX_ANSWERS = 128  # that references of an input may name: each is a lookup at the broker
@@ -25,7 +26,8 @@ def to_messages(given: str | Sequence[Mapping[str, Any]]) -> tuple[Json, ...]:
         if item:  # some clients keep empty items in their histories
             _add_item(messages, item, f"input[{number}]")
     for message in messages:
-        message["content"] = "".join(message["content"])
+        if all(isinstance(part, str) for part in message["content"]):
+            message["content"] = "".join(message["content"])
         if "reasoning_content" in message:
             message["reasoning_content"] = "\n".join(message["reasoning_content"])
     return tuple(message for message in messages if not _is_empty(message))
@@ -71,11 +73,28 @@ def _add_message(messages: list[Json], item: Mapping[str, Any], place: str) -> N
     role = item.get("role")
     if role not in ROLES:
         raise invalid_field(f"{place}.role", f"must be one of {', '.join(ROLES)}, not {role!r}")
-    text = join_text(item.get("content"), f"{place}.content")
+    content = item.get("content")
+    if role == "user" and isinstance(content, list):
+        messages.append({"role": role, "content": _convert_parts(content, f"{place}.content")})
+        return
+    text = join_text(content, f"{place}.content")
     if role == "assistant":
         _assistant(messages)["content"].append(text)
     else:
         messages.append({"role": role, "content": [text]})
+
+
+def _convert_parts(content: list[object], place: str) -> list[str | Json]:
+    """Return a user's texts, and images as /v1/chat/completions has them."""
+    parts: list[str | Json] = []
+    for number, part in enumerate(content):
+        if not isinstance(part, dict) or part.get("type") != "input_image":
+            parts.append(_part_text(part, f"{place}[{number}]"))
+        elif isinstance(part.get("image_url"), str):
+            parts.append(image_part(part["image_url"]))
+        else:
+            raise unsupported_field(f"{place}[{number}].image_url", "no files are stored here: send a data: URL")
+    return parts
 
 
 def join_text(content: object, place: str) -> str:
@@ -94,7 +113,7 @@ def _part_text(part: object, place: str) -> str:
         return ""
     kind = part.get("type")
     if not isinstance(kind, str) or kind not in TEXTS:
-        raise unsupported_field(f"{place}.type", f"{kind!r}; models here read text only")
+        raise unsupported_field(f"{place}.type", f"{kind!r}; only texts, and users' images, are read here")
     text = part.get(TEXTS[kind])
     if not isinstance(text, str):
         raise invalid_field(f"{place}.{TEXTS[kind]}", "must be a text")

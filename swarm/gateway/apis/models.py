@@ -32,6 +32,7 @@ def describe_model(served: ServedModel, created: int, state: str) -> dict[str, A
             "text": text is not None,
             "chat": has_template,
             "tools": served.tool_format.name if has_template else None,
+            "image": has_template and manifest.vision is not None,
             "thinking": has_template and served.reasoning_format is not None,
             "json_schema": text is not None,
             "generation": not manifest.is_headless,

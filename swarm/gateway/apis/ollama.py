@@ -29,6 +29,7 @@ from swarm.gateway.completion.served_model import ServedModel
 from swarm.gateway.completion.service import REST_OF_CONTEXT
 from swarm.gateway.completion_request import CompletionRequest, ReasoningOptions, ToolOptions
 from swarm.gateway.errors import ApiError, invalid_field, unsupported_field
+from swarm.gateway.images import image_part
 from swarm.gateway.reasoning.switches import EFFORTS
 from swarm.gateway.resume_state import ResumeState, offered_tools
 from swarm.params import Grammar, SamplingParams
@@ -138,7 +139,7 @@ class GenerateBody(OllamaBody):
     raw: Annotated[bool | None, Field(description="Continue the prompt without the chat template.")] = None
     suffix: Annotated[str | None, Field(description="Refused: models here only continue text.")] = None
     template: Annotated[str | None, Field(description="Refused: the model's own template is used.")] = None
-    images: Annotated[list[Any] | None, Field(description="Refused: models here read text only.")] = None
+    images: Annotated[Texts | None, Field(description="In base64, if the model sees images.")] = None
     context: Annotated[Ids | None, Field(description="Refused: /api/chat takes earlier messages.")] = None
 
     @property
@@ -171,7 +172,6 @@ def to_generate_request(body: GenerateBody, served: ServedModel) -> CompletionRe
     for name, why in (
         ("suffix", "models here only continue text"),
         ("template", "the model's own template is used"),
-        ("images", "models here read text only"),
         ("context", "/api/chat takes earlier messages"),
     ):
         if getattr(body, name):
@@ -179,10 +179,12 @@ def to_generate_request(body: GenerateBody, served: ServedModel) -> CompletionRe
     if body.raw and body.system:
         raise invalid_field("system", "can't be combined with raw, which uses no template")
     if not body.raw and served.text is not None and served.text.template is not None:
-        messages = [{"role": "user", "content": body.prompt}]
+        messages = [{"role": "user", "content": _with_images(body.prompt, body.images, "images")}]
         if body.system:
             messages.insert(0, {"role": "system", "content": body.system})
         return _to_request(body, served, messages=tuple(messages))
+    if body.images:
+        raise invalid_field("images", "need the model's chat template: leave raw out")
     return _to_request(body, served, prompt="\n\n".join(text for text in (body.system, body.prompt) if text))
 
 
@@ -279,9 +281,8 @@ def to_messages(given: Sequence[Mapping[str, Any]]) -> tuple[Json, ...]:
     waiting: list[Json] = []  # calls without a result
     for number, message in enumerate(given):
         place = f"messages[{number}]"
-        if message.get("images"):
-            raise unsupported_field(f"{place}.images", "models here read text only")
         converted = {key: message.get(key) for key in ("role", "content", "thinking")}
+        converted["content"] = _with_images(message.get("content"), message.get("images"), f"{place}.images")
         if message.get("role") == "tool":
             converted |= _match_result(message, waiting)
         elif calls := message.get("tool_calls"):
@@ -294,6 +295,15 @@ def to_messages(given: Sequence[Mapping[str, Any]]) -> tuple[Json, ...]:
             waiting = list(waiting)
         messages.append({key: value for key, value in converted.items() if value is not None})
     return tuple(messages)
+
+
+def _with_images(text: Any, images: object, place: str) -> Any:
+    """Return a message's content: its images, given in base64, then its text."""
+    if not images:
+        return text
+    if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
+        raise invalid_field(place, "must be a list of images in base64")
+    return [*(image_part(f"data:;base64,{image}") for image in images), {"type": "text", "text": text or ""}]
 
 
 def _match_result(message: Mapping[str, Any], waiting: list[Json]) -> Json:

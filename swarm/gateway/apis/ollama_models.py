@@ -36,6 +36,7 @@ def capabilities(served: ServedModel) -> list[str]:
     abilities = {
         "completion": generates,
         "tools": has_chat,
+        "vision": has_chat and served.manifest.vision is not None,
         "thinking": has_chat and served.reasoning_format is not None,
         "embedding": served.embeds,
     }

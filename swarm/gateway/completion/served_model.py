@@ -13,6 +13,7 @@ from swarm.client.text.tokenizer import TextModel
 from swarm.client.vectors import find_pooling
 from swarm.errors import InvalidRequest
 from swarm.gateway.errors import ApiError
+from swarm.gateway.images import DEFAULT_RULES, ImageRules
 from swarm.gateway.reasoning import formats as reasoning_formats
 from swarm.gateway.reasoning.format import ReasoningFormat, ReasoningParser, ReasoningStart
 from swarm.gateway.reasoning.switches import ThinkingSwitches, probe_switches
@@ -41,7 +42,7 @@ API_DEFAULTS = RequestDefaults()
 class ServedModel:
     """The served model. ``max_context``: positions that a sequence can currently have. ``aliases``: other names that
     clients may use for the model; ``*`` allows any. ``ignores_unknown_fields``: bodies may have unknown fields.
-    ``defaults``: for requests that give no value."""
+    ``defaults``: for requests that give no value. ``images``: limits of images."""
 
     manifest: Manifest
     text: TextModel | None
@@ -55,6 +56,7 @@ class ServedModel:
     vocabulary: LLTokenizer | None = field(default=None, repr=False)
     ignores_unknown_fields: bool = False
     defaults: RequestDefaults = API_DEFAULTS
+    images: ImageRules = DEFAULT_RULES
     adapter: str = ""  # the one that the request names as its model
 
     @classmethod

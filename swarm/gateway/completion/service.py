@@ -22,6 +22,7 @@ from swarm.gateway.completion.assembler import AnswerAssembler
 from swarm.gateway.completion.served_model import API_DEFAULTS, RequestDefaults, ServedModel
 from swarm.gateway.completion_request import CompletionRequest, Tool, ToolOptions
 from swarm.gateway.errors import ApiError, ContextOverflow, invalid_field, to_api_error
+from swarm.gateway.images import DEFAULT_RULES, ImageRules, PreparedImage, have_images, place_images, take_images
 from swarm.gateway.reasoning.format import ReasoningStart
 from swarm.gateway.resume_state import ResumeState
 from swarm.gateway.thread_pool import BoundedThreadPool
@@ -32,6 +33,8 @@ from swarm.wire.messages import Description, Submit
 SHORT_PROMPT = 4096  # characters; longer prompts are tokenized in a thread
 MEDIUM_PROMPT = 1 << 18  # characters; longer prompts take more than a fraction of a second, and have their own threads
 INLINE_TEMPLATE_S = 0.01  # seconds of processor time for a chat template on the loop
+# Requests with images that wait to be decoded; one at a time is, since an image can take half a gigabyte.
+MAX_IMAGE_TASKS = 32
 USABLE_S = 60.0  # seconds for which a description is good enough for requests
 FRESH_S = 0.5  # seconds for which the broker's description counts as current
 SILENT_S = 5.0  # seconds without a description after which the broker counts as unreachable
@@ -94,19 +97,22 @@ class CompletionService:
         parse_special: bool = False,
         ignore_unknown_fields: bool = False,
         defaults: RequestDefaults = API_DEFAULTS,
+        images: ImageRules = DEFAULT_RULES,
     ) -> None:
         """Create the service. ``parse_special``: special tokens in messages become control tokens.
-        ``ignore_unknown_fields``: bodies may have unknown fields. ``defaults``: for requests that give no value."""
+        ``ignore_unknown_fields``: bodies may have unknown fields. ``defaults``: for requests that give no value.
+        ``images``: limits of images."""
         self.client = client
         self.body_threads = BoundedThreadPool("bodies", 1)
         self._prompt_threads, self._long_prompt_threads = (
             BoundedThreadPool("prompts", 2),
             BoundedThreadPool("long-prompts", 2),
         )
+        self._image_threads = BoundedThreadPool("images", 1, MAX_IMAGE_TASKS)
         self._parse_special = parse_special
         self._aliases = tuple(aliases)
         self._ignore_unknown_fields = ignore_unknown_fields
-        self._defaults = defaults
+        self._defaults, self._images = defaults, images
         self._looking = asyncio.Lock()
         self._served: ServedModel | None = None  # the model that was served last
         self._description: Description | None = None  # the last description, None after a failure
@@ -184,7 +190,7 @@ class CompletionService:
         if self._refreshing is not None:
             self._refreshing.cancel()
             await asyncio.gather(self._refreshing, return_exceptions=True)
-        for threads in (self.body_threads, self._prompt_threads, self._long_prompt_threads):
+        for threads in (self.body_threads, self._prompt_threads, self._long_prompt_threads, self._image_threads):
             threads.close()
 
     async def served_model(self) -> ServedModel:
@@ -203,6 +209,7 @@ class CompletionService:
             served = await asyncio.to_thread(ServedModel.create, manifest, text, description.max_context, self._aliases)
             served.vocabulary, self._served = words, served
             served.ignores_unknown_fields, served.defaults = self._ignore_unknown_fields, self._defaults
+            served.images = self._images
         served.max_context = description.max_context
         return served
 
@@ -227,14 +234,19 @@ class CompletionService:
     async def _encode_prompt(
         self, request: CompletionRequest, served: ServedModel
     ) -> tuple[CompletionRequest, tuple[int, ...], ReasoningStart]:
+        images: tuple[PreparedImage, ...] = ()
+        if have_images(request.messages):
+            field = request.client_name_of("prompt")
+            messages, images = await self._image_threads.run(take_images, request.messages or (), served, field)
+            request = replace(request, messages=messages)
         size = prompt_size(request, MEDIUM_PROMPT)
         how = ChatRendering(parse_special=self._parse_special, continues=request.continues)
-        if size <= SHORT_PROMPT:
+        if size <= SHORT_PROMPT and not images:
             try:
                 return prepare_prompt(request, served, replace(how, time_s=INLINE_TEMPLATE_S))
             except TemplateTooSlow:  # this template is slow, and the next one may be, too: retry in a thread
                 size = SHORT_PROMPT + 1
-        return await self.threads_for(size).run(prepare_prompt, request, served, how)
+        return await self.threads_for(size).run(prepare_prompt, request, served, how, images)
 
     def threads_for(self, size: int) -> BoundedThreadPool:
         """Return the threads for a prompt of about this many characters. Long prompts have their own, so that no others
@@ -275,6 +287,7 @@ class CompletionService:
                 keep_s=request.keep_s,
                 speculation=request.speculation,
                 memo="" if memo is None else memo.encode(),
+                pixels=request.pixels,
                 visible=_visible_tokens(
                     prepared.served, request.tools, prepared.reasoning, show_special=request.show_special
                 ),
@@ -390,12 +403,17 @@ def prompt_size(request: CompletionRequest, most: int) -> int:
 
 
 def prepare_prompt(
-    request: CompletionRequest, served: ServedModel, how: ChatRendering
+    request: CompletionRequest, served: ServedModel, how: ChatRendering, images: Sequence[PreparedImage] = ()
 ) -> tuple[CompletionRequest, tuple[int, ...], ReasoningStart]:
-    """Return the request with the grammar that its tools need, its prompt's tokens, and how its answer begins."""
+    """Return the request with the grammar that its tools need, its prompt's tokens, and how its answer begins.
+    ``images``: those of which its messages have the control tokens."""
     limits_text = request.params.grammar is not None or request.tools.choice in ("required", "named")
     request = add_tool_grammar(request, served)
     ids = encode_prompt(request, served, how)
+    if images and served.manifest.vision is not None:
+        ids, spans = place_images(ids, images, served.manifest.vision, request.client_name_of("prompt"))
+        params = msgspec.structs.replace(request.params, images=spans)
+        request = replace(request, params=params, pixels=tuple(image.pixels for image in images))
     if request.messages is None:
         return request, ids, "none"
     return begin_thinking(request, ids, served, limits_text=limits_text)

@@ -137,6 +137,7 @@ class BrokerNode:
         news = self._cluster.network.link("broker", "disk", "client", JOURNAL_DELAY_S)
         self.journal = SimJournal(self.disk, news, self._on_facts, self.spring_trap)
         self.core = self._make_core(settings, past)
+        self.core.state.images.room = self._cluster.image_room
         self._retention_check.on_broker_restarted(self.core.state, self._world.now)
         self._unwritten = set()
         self.started_at = self._world.now
@@ -373,8 +374,11 @@ class BrokerNode:
         """Check that a request rejected as too large is too large at this moment, and similar claims."""
         audit, state = self._cluster.audit, self.core.state
         self._cluster.promise_check.check_action(action)
+        self._cluster.adapter_check.on_action(action, state, is_repeated=self._repeats_writes)
         if isinstance(action, broker_act.SendToWorker | broker_act.Dispatch):
             self._cluster.spill_check.on_action(action, state)
+        if isinstance(action, broker_act.Dispatch):
+            self._cluster.image_check.on_step(action.step, state)
         self._cluster.speculation_check.on_action(action, state, is_repeated=self._repeats_writes)
         if isinstance(action, broker_act.SendToWorker) and isinstance(action.message, Prepare):
             self._cluster.sender_check.on_plan(state)
@@ -410,6 +414,8 @@ class BrokerNode:
                 self._retention_check.check_given_up(
                     state.sequences[sequence].request, self._world.now, self._continued_at
                 )
+            case broker_act.WriteEnd(sequence, "failed") if "was dropped" in state.sequences[sequence].detail:
+                self._cluster.adapter_check.check_given_up(state.sequences[sequence].request, state)
             case broker_act.WriteEnd(sequence, "failed") if "quarantined" in state.sequences[sequence].detail:
                 ended = state.sequences[sequence]
                 if for_its_steps := "its steps failed" in ended.detail:

@@ -15,8 +15,10 @@ from swarm.sim.actors.routes import SimRoutes
 from swarm.sim.actors.spill_shell import SimSpillDisk
 from swarm.sim.actors.worker import RELEASE_TIMEOUT_S, WorkerNode, WorkerTrap
 from swarm.sim.checks import effects
+from swarm.sim.checks.adapter_check import AdapterCheck
 from swarm.sim.checks.audit import Audit, Violation
 from swarm.sim.checks.blame import BlameCheck
+from swarm.sim.checks.image_check import ImageCheck
 from swarm.sim.checks.kv_check import KvCheck
 from swarm.sim.checks.promises import PromiseCheck
 from swarm.sim.checks.sender_check import SenderCheck
@@ -32,6 +34,7 @@ from swarm.testing import fake_manifest
 from swarm.wire.messages import (
     NO_LINEAGE,
     Activate,
+    AdapterCommand,
     ClientMessage,
     Heartbeat,
     Hello,
@@ -61,7 +64,10 @@ class Cluster:
     def __init__(self, world: World, schedule: Schedule, spill_disk: SimSpillDisk | None = None) -> None:
         self.world = world
         self.network = Network(world, schedule.weather)
-        self.manifest = fake_manifest(schedule.num_layers, state_stride=schedule.state_stride)
+        self.manifest = fake_manifest(
+            schedule.num_layers, state_stride=schedule.state_stride, sees=schedule.image_room > 0
+        )
+        self.image_room = schedule.image_room
         self.machines = schedule.machines
         self.log_bytes = schedule.log_bytes
         self.put_off_every = schedule.put_off_every
@@ -95,6 +101,8 @@ class Cluster:
         self.kv_check = KvCheck(self, self.manifest.num_layers, schedule.machines.unlike)
         self.speculation_check = SpeculationCheck(self, self.manifest.num_layers)
         self.audit = Audit(self.manifest, log_bytes=schedule.log_bytes)
+        self.adapter_check = AdapterCheck(self.audit)
+        self.image_check = ImageCheck()
         self.verdict_check = VerdictCheck(self, self.blame_check.poisonous.keys())
         self._is_ready = False  # the parts exist that the checks need
         self.broker = BrokerNode(self, schedule.settings)
@@ -237,6 +245,7 @@ class Cluster:
         """Prepare the checks for a broker that starts with another journal, whose content differs from what was
         promised before."""
         self.promise_check.on_journal_changed()
+        self.adapter_check.on_journal_changed()
         self.audit.on_journal_changed(self.broker.disk)
 
     def on_broker_back(self) -> None:
@@ -283,6 +292,7 @@ class Cluster:
         for node in list(self.workers.values()):
             node.device.heal()
             node.num_garbled = 0
+            node.executor.fail_adapters = ""
             node.misreporter.heal()
             node.kv.heal()
             node.num_lost_orders = node.num_lost_answers = 0
@@ -308,6 +318,8 @@ class Cluster:
     def send_to_stage(self, endpoint: str, step: Step, hidden: NDArray[np.float32] | None, sender: str) -> None:
         node = self.routes.receiver(endpoint)
         if node is not None:
+            if hidden is not None:
+                self.image_check.on_passed_on(step)
             if self.uses_keys:
                 self.sender_check.check_step(sender, node)
             node.post(stage_event.StepArrived(step, hidden, 0))
@@ -360,6 +372,8 @@ class Cluster:
 
     def send_from_client(self, node: ClientView, message: ClientMessage, life: int) -> None:
         if life == self.broker.life:
+            if isinstance(message, AdapterCommand):
+                self.adapter_check.on_command(message)
             self.broker.feed(broker_event.ClientMessageReceived(node.peer, message))
 
     # --- checks ------------------------------------------------------------------------------------------------------
@@ -370,6 +384,7 @@ class Cluster:
             if self.audit.check_broker(self.broker.core.state):
                 self.audit.check_bounds(self.broker.core.state, list(self.workers.values()))
                 self.kv_check.check_leaks(self.workers.values(), self.broker.core.state)
+                self.image_check.check_pixels(self.broker.core.state)
             self.promise_check.check_first_plan(self.broker.core.state)
             effects.check_effects(snapshot, self.broker.core.state, self.workers)
             if self.speculation is not None:
@@ -425,10 +440,13 @@ class Cluster:
     @property
     def is_settled(self) -> bool:
         """Whether no plan is about to change, and every stage has activated the one in force."""
-        plans = self.broker.core.state.plans
+        state = self.broker.core.state
+        plans = state.plans
         plan = plans.current if self.broker.is_alive and plans.phase is PlanPhase.SERVING else None
+        if not self.adapter_check.is_settled(state, self.workers.values()):
+            return False
         return plan is not None and all(
-            effects.is_in_force(plan.epoch, node, self.broker.core.state)
+            effects.is_in_force(plan.epoch, node, state)
             for node in self.workers.values()
             if node.incarnation in plan.members
         )
@@ -441,6 +459,8 @@ class Cluster:
         """Demand that everything has ended well, when nothing moves any more."""
         state, workers = self.broker.core.state, list(self.workers.values())
         self.audit.check_end(state, workers)
+        self.adapter_check.check_end(state, workers)
+        self.image_check.check_end(state, workers, self.broker.disk.ledger)
         for node in workers:
             self.kv_check.check_node(node)
             self.kv_check.check_tokens(node, state)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Protocol
 from swarm.sim.actors.routes import SimRoutes
 from swarm.sim.actors.spill_shell import SimSpillDisk
 from swarm.sim.checks import effects
+from swarm.sim.checks.adapter_check import AdapterCheck
 from swarm.sim.checks.audit import Audit
 from swarm.sim.checks.blame import BlameCheck
+from swarm.sim.checks.image_check import ImageCheck
 from swarm.sim.checks.kv_check import KvCheck
 from swarm.sim.checks.promises import PromiseCheck
 from swarm.sim.checks.sender_check import SenderCheck
@@ -39,8 +41,11 @@ if TYPE_CHECKING:
 class Environment(SceneView, Protocol):
     """Interface of the cluster for the processes that it simulates."""
 
+    adapter_check: AdapterCheck
     audit: Audit
     blame_check: BlameCheck
+    image_check: ImageCheck
+    image_room: int
     promise_check: PromiseCheck
     verdict_check: VerdictCheck
     manifest: Manifest

@@ -39,6 +39,7 @@ def build_hello(worker: WorkerView, manifest: Manifest, machines: Machines) -> H
         ticket=worker.ticket,
         kv_endpoint=kv_endpoint(incarnation),
         spill_from=worker.spill_from,
+        adapters=core.adapters.entries,
     )
 
 

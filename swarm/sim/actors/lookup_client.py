@@ -78,7 +78,7 @@ class LookupClient(ClientNode):
         match answer:
             case TokensSnapshot():
                 self._check(answer)
-            case RequestDetails(submit) if submit != self._cluster.audit.submits.get(submit.request_id):
+            case RequestDetails(submit) if not self._cluster.audit.is_submission(submit):
                 raise Violation(f"I12: {self.name} got another submission: {submit}")
             case Report(body=body) if body.get("code") not in CODES:
                 raise Violation(f"I12: {question} is refused with {body}")

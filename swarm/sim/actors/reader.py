@@ -62,7 +62,7 @@ class AttachedReader(ClientNode):
                 pass
 
     def _on_recalled(self, submit: Submit) -> None:
-        if submit != self._submit:
+        if not self._cluster.audit.is_submission(submit):
             raise Violation(f"I2: {self.name} got the submission {submit}, expected {self._submit}")
         self.feed(client_event.StartRequest(submit, attached=True))
 

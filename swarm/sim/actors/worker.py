@@ -22,7 +22,7 @@ from swarm.sim.actors.misreports import Misreporter
 from swarm.sim.actors.spill_shell import CHUNK, SPILL_FROM, DiskAction, SimSpillShell
 from swarm.sim.checks import effects
 from swarm.sim.network import FakeListener, SimLink, fake_public_key
-from swarm.sim.schedules.schedule import WorkerSpec
+from swarm.sim.schedules.schedule import UNLIKE_SOURCE, WorkerSpec
 from swarm.stage import actions as stage_act
 from swarm.stage import events as stage_event
 from swarm.stage.core import StageCore, StageSettings
@@ -31,6 +31,7 @@ from swarm.wire.messages import (
     NO_LINEAGE,
     Activate,
     Activated,
+    AdaptersSet,
     Fence,
     Hello,
     KvHeld,
@@ -42,6 +43,7 @@ from swarm.wire.messages import (
     Prepared,
     ReceiveKv,
     SendKv,
+    SetAdapters,
     Step,
     StepDone,
     Welcome,
@@ -95,6 +97,8 @@ class WorkerNode:
         self._machines = cluster.machines
         if name in self._machines.unlike:
             self.executor.bits = "other bits"
+        self.executor.images.room = cluster.image_room
+        self.executor.adapter_files[UNLIKE_SOURCE] = name
         cluster.spill_check.record_worker(self.incarnation, self.executor.bits)
         self.misreporter = Misreporter(cluster.speculation, cluster.manifest.vocab_size, self._world.speculation_random)
         self.device = SimDevice(cluster, self.executor, self._machines.slowness.get(name, 1.0))
@@ -131,7 +135,7 @@ class WorkerNode:
 
     def receive_order(self, order: Order) -> None:
         """Deliver an order to the worker, unless the schedule loses it."""
-        if self.num_lost_orders and isinstance(order, Prepare | Activate):
+        if self.num_lost_orders and isinstance(order, Prepare | Activate | SetAdapters):
             self.num_lost_orders -= 1
             return
         if self.spill is not None and self.spill.loses(order):
@@ -395,16 +399,25 @@ class WorkerNode:
                 self.kv.disconnect_key(key)
             case stage_act.Exit():
                 self._cluster.on_worker_exit(self)
+            case _:
+                self._perform_load(action)
+
+    def _perform_load(self, action: stage_act.Action) -> None:
+        match action:
             case stage_act.LoadStandby(layers):
                 self._stop_standby = False
                 self._world.schedule(self._world.draw(self._world.pace.load), lambda: self._load_standby(layers))
             case stage_act.StopStandby():
                 self._stop_standby = True
+            case stage_act.LoadAdapters():
+                self._world.schedule(self._world.draw(self._world.pace.load), lambda: self._load_adapters(action))
+            case stage_act.DropAdapters(keys):
+                self.executor.drop_adapters(keys)
             case _:
                 pass  # there are no tokenizer files here
 
     def _send_to_broker(self, message: WorkerMessage) -> None:
-        if self.num_lost_answers and isinstance(message, Hello | Prepared | Activated):
+        if self.num_lost_answers and isinstance(message, Hello | Prepared | Activated | AdaptersSet):
             self.num_lost_answers -= 1
             return
         if self.spill is not None and isinstance(message, KvRestored):
@@ -423,12 +436,15 @@ class WorkerNode:
             self._cluster.spring_trap(self, "after", kind)
 
     def _send_step(self, step: Step, hidden: NDArray[np.float32] | None) -> None:
+        if self._cluster.spring_trap(self, "before", "Step"):
+            return
         endpoint = self._next_endpoint
         if self.num_garbled and hidden is not None:
             self.num_garbled -= 1
             self._send_to_next(lambda: self._cluster.send_garbled_to_stage(endpoint, step, hidden))
         else:
             self._send_to_next(lambda: self._cluster.send_to_stage(endpoint, step, hidden, self.incarnation))
+        self._cluster.spring_trap(self, "after", "Step")
 
     def _send_done(self, done: StepDone) -> None:
         if not self._cluster.spring_trap(self, "before", "StepDone"):
@@ -487,6 +503,14 @@ class WorkerNode:
             self.post(stage_event.LoadFailed(action.epoch, str(error)))
         else:
             self.post(stage_event.Loaded(action.epoch, capacity))
+
+    def _load_adapters(self, action: stage_act.LoadAdapters) -> None:
+        if not self.is_alive:
+            return
+        try:
+            self.post(stage_event.AdaptersLoaded(self.executor.load_adapters(action.adapters)))
+        except ModelError as error:
+            self.post(stage_event.AdaptersLoaded((), str(error)))
 
     def _load_standby(self, layers: tuple[LayerRange, ...]) -> None:
         """Load one more layer, and schedule the next one."""

@@ -17,7 +17,11 @@ I13 a request kept without a reader is given up neither early nor late (``fates`
 I14 no process connects to an address that a worker reported without coming from there (``actors.routes``);
 I15 steps that raise are blamed on the worker or request that makes them raise (``blame``);
 I16 copies of keys and values hold exactly what they claim, fit into memory, and vanish with their sequences
-    (``kv_check``).
+    (``kv_check``);
+I18 a request has the adapter that its name stood for when it was accepted, to its end; a loaded adapter can be named
+    until it is dropped, a dropped one can't, and members have exactly the broker's set (``adapter_check``);
+I19 tokens of an image are computed from its own pixels; broker and journal keep them until the request's end, and not
+    longer (``image_check``).
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from swarm.broker.members.integrity import QUARANTINE_AFTER
 from swarm.broker.requests.admission import max_positions
@@ -79,6 +85,7 @@ class Audit:
     _num_verified: dict[int, int] = field(default_factory=dict)
     _ended: set[int] = field(default_factory=set)  # sequences whose ends the broker has written
     _planned: tuple[Plan, list[tuple[str, LayerRange]]] | None = None  # the plan in force and its route
+    _stops: dict[str, dict[int, int]] = field(default_factory=dict)  # by request
     _wants_hops: bool = False  # some request asks for the hops of its tokens
     _num_checks: int = 0
 
@@ -86,6 +93,26 @@ class Audit:
         self.submits[submit.request_id] = submit
         self._wants_hops |= submit.hops
         self.faults_before[submit.request_id] = self.num_faults
+        self._stops[submit.request_id] = stops
+        self._expect(submit, stops)
+
+    def is_submission(self, submit: Submit) -> bool:
+        """Whether this is what was submitted, without the pixels of images, which are not returned."""
+        own = self.submits.get(submit.request_id)
+        return own is not None and submit == msgspec.structs.replace(own, pixels=())
+
+    def on_adapter_chosen(self, submit: Submit) -> None:
+        """Expect the tokens of the adapter whose key an accepted request has. A client that has the acceptance can
+        count on that adapter."""
+        request_id = submit.request_id
+        case = self.expected.get((request_id, 0))
+        if case is None or case.submit.params.adapter == submit.params.adapter:
+            return
+        where = f"{request_id} was accepted with {case.submit.params.adapter}"
+        _demand(request_id not in self.accepted, "I18", f"{where}, and now has {submit.params.adapter}")
+        self._expect(submit, self._stops[request_id])
+
+    def _expect(self, submit: Submit, stops: dict[int, int]) -> None:
         for index in range(submit.params.n):
             seed = derive_seed(submit.seed, index)
             is_drawn = submit.params.max_answer > 0

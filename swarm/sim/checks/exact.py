@@ -30,13 +30,13 @@ class Expectation:
         self._vector: bytes | None = None
         self._prompt_logprobs: bytes | None = None
         if params.prompt_logprobs is not None and index == 0:
-            values = fake_prompt_logprobs(submit.prompt, params.prompt_logprobs, manifest.num_layers)
+            values = fake_prompt_logprobs(submit.prompt, params, manifest.num_layers)
             self._prompt_logprobs = values or None
         if not params.max_answer:
             self._reason = "length"
         if params.vector is not None:
             self._reason = "stop"
-            self._vector = fake_vector(submit.prompt, params.vector, manifest.num_layers)
+            self._vector = fake_vector(submit.prompt, params, manifest.num_layers)
         if not draws:
             return
         last = self.tokens[-1]

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from swarm.broker.state import SequenceState, State
+from swarm.params import SamplingParams
 from swarm.sim.checks.audit import Violation
 from swarm.sim.checks.chains import ExpectedStates
 from swarm.stage.events import Event, KvArrived, OrderArrived, SpilledStored, StageTick
@@ -82,8 +83,8 @@ class KvCheck:
 
     def check_node(self, node: WorkerView) -> None:
         """Check everything that a stage claims to hold."""
-        for sequence, tokens, layers in _claims(node):
-            states = self._expected.of(sequence, tokens)
+        for sequence, tokens, layers, params in _claims(node):
+            states = self._expected.of(sequence, tokens, params)
             chains = node.executor.chains.get(sequence, {})
             for layer, position in layers:
                 if chains.get(layer, [])[:position] != states[layer][:position]:
@@ -94,7 +95,7 @@ class KvCheck:
         """Check that the tokens that a stage holds under the plan in force are the broker's."""
         if node.core.active != state.plans.epoch or node.core.lineage != state.lineage:
             return
-        for number, tokens, layers in _claims(node):
+        for number, tokens, layers, _ in _claims(node):
             sequence = state.sequences.get(number)
             if sequence is None or sequence.state is SequenceState.ENDED:
                 continue
@@ -132,7 +133,8 @@ class KvCheck:
             raise Violation(f"I10: {node.incarnation} stores a part from {part.sender}, which no order names")
         self.num_parts += bool(grown)
         self._record_bits(part, stored, node)
-        states, chains = self._expected.of(part.sequence, copy.tokens), node.executor.chains[part.sequence]
+        states = self._expected.of(part.sequence, copy.tokens, copy.open.params)
+        chains = node.executor.chains[part.sequence]
         for layer in stored:
             if chains[layer][data.start : data.stop] != states[layer][data.start : data.stop]:
                 where = f"{node.incarnation} sequence {part.sequence} layer {layer}"
@@ -153,10 +155,10 @@ class KvCheck:
             raise Violation(f"I16: {node.incarnation} keeps {left} bytes of copies, {allowed} fit into its memory")
 
 
-def _claims(node: WorkerView) -> Iterator[tuple[int, Sequence[int], list[tuple[int, int]]]]:
-    """Yield what a stage claims to hold: a sequence, its tokens, and the position of each layer."""
+def _claims(node: WorkerView) -> Iterator[tuple[int, Sequence[int], list[tuple[int, int]], SamplingParams]]:
+    """Yield what a stage claims to hold: a sequence, its tokens, the position of each layer, and its parameters."""
     for sequence, held in node.core.sequences.items():
         computed = [(layer, r.position) for r in held.kv for layer in range(r.layers.first, r.layers.stop)]
-        yield sequence, held.history, computed
+        yield sequence, held.history, computed, held.open.params
     for sequence, copy in node.core.store.copies.sequences.items():
-        yield sequence, copy.tokens, list(copy.positions.items())
+        yield sequence, copy.tokens, list(copy.positions.items()), copy.open.params

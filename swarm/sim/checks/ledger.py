@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
+import msgspec
+
 from swarm.broker.actions import (
     FinishJournalRewrite,
     NewTokens,
@@ -207,4 +209,6 @@ class Ledger:
         is_taken = continuation.end(write)
         if is_taken and all(other.whole is not None for other in request.continuations):
             request.ended_at = now
+            if write.has_pixels:
+                request.submit = msgspec.structs.replace(request.submit, pixels=())
         return is_taken

@@ -169,7 +169,7 @@ class SpeculationCheck:
                 continue
             if not sequence.is_open_in_stages or sequence.residency != residency or sequence.kv <= counted:
                 continue
-            states = self._expected.of(number, sequence.tokens[: sequence.kv])
+            states = self._expected.of(number, sequence.tokens[: sequence.kv], sequence.request.submit.params)
             for stage in plan.stages:
                 node = self._scene.workers.get(stage.incarnation)
                 if node is None or not is_in_force(plan.epoch, node, state):

@@ -62,7 +62,9 @@ KV_FAULTS: tuple[FaultKind, ...] = (  # the same
         "kv_unshared",
     ),
 )
+ADAPTER_FAULTS: tuple[FaultKind, ...] = ("adapters_fail",)  # the same
 BY_OWN_CHANCE: tuple[FaultKind, ...] = (
+    *ADAPTER_FAULTS,
     *CLIENT_FAULTS,
     *JOURNAL_FAULTS,
     *OTHER_FAULTS,

@@ -360,6 +360,12 @@ def _kv_pair(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
     cluster.world.schedule(after_s, strike)
 
 
+def _adapters_fail(cluster: Cluster, node: WorkerNode, fault: Fault) -> None:
+    executor = node.executor
+    executor.fail_adapters = "no such folder"
+    cluster.world.schedule(fault.for_s, lambda: setattr(executor, "fail_adapters", ""))
+
+
 def _kv_owner(cluster: Cluster, living: list[WorkerNode], fault: Fault) -> None:
     cluster.owner_traps.append(fault.count)
 
@@ -427,6 +433,7 @@ _ON_WORKER: dict[str, Callable[[Cluster, WorkerNode, Fault], None]] = {
     "kv_lag": _kv_lag,
     "kv_cut": _kv_cut,
     "kv_garble": _kv_garble,
+    "adapters_fail": _adapters_fail,
     "kv_short": _kv_short,
     "kv_lost": _kv_lost,
     "kv_pair": _kv_pair,

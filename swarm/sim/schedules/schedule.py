@@ -66,6 +66,7 @@ FaultKind = Literal[
     "kv_crash_at",  # the next worker that reaches a point of a transfer dies there
     "kv_owner",  # a worker dies once a number of parts of copies have arrived
     "kv_pair",  # a worker and a holder of its copies die within a second
+    "adapters_fail",  # a worker can't load adapters
     "kv_stale",  # parts are under way while the broker dies, and returns with an older state of its journal
 ]
 JournalFaultKind = Literal[
@@ -75,6 +76,7 @@ JournalFaultKind = Literal[
 JOURNAL_FAULT_KINDS: tuple[JournalFaultKind, ...] = get_args(JournalFaultKind)
 JOURNAL_FAULTS: tuple[FaultKind, ...] = ("journal_backup", "journal_other")
 KV_FAULTS_WITH_DEATHS: tuple[FaultKind, ...] = ("kv_pair", "kv_stale")  # a second blow follows
+UNLIKE_SOURCE = "/unlike"  # of an adapter, of which each host has other files
 AWAY_S = 2.5  # how long a changed journal stays in use, at least: time for a broker's start, requests and a plan
 
 
@@ -111,6 +113,17 @@ class ScheduledRequest:
     stops: dict[int, int]  # continuation -> token index at which a stop string is found
     read_after: float | None = None  # delay after which another client attaches, if the request is accepted
     revoked_after: float | None = None  # delay after which another client cancels it
+    waits_for_adapter: bool = False  # submitted once its adapter is loaded, or all faults are over
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterOrder:
+    """An operator's command: load an adapter from a source, or drop it."""
+
+    at: float
+    verb: Literal["load", "drop"]
+    name: str
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,11 +233,13 @@ class Schedule:
     kv: KvConditions = KvConditions()
     recalls: bool = False  # a second reader first asks for the submitted request
     speculation: SpeculationConditions | None = None  # None: nothing is proposed
+    adapters: tuple[AdapterOrder, ...] = ()
+    image_room: int = 0  # tokens of images whose features first stages keep; 0: the model reads text only
     state_stride: int = 0  # positions between states that the model's layers keep; 0: they keep none
 
     @property
     def quiet_from(self) -> float:
         """Time at which the last planned event is over."""
         times = [w.joins_at for w in self.workers] + [r.at for r in self.requests] + [f.ends_at for f in self.faults]
-        times += [look.at for look in self.looks]
+        times += [look.at for look in self.looks] + [order.at for order in self.adapters]
         return max(times)

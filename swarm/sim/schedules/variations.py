@@ -20,6 +20,7 @@ from msgspec.structs import replace as replace_params
 from swarm.broker.planner.standby import StandbyPolicy
 from swarm.params import SamplingParams
 from swarm.sim.schedules.draw import (
+    ADAPTER_FAULTS,
     KV_FAULTS,
     OTHER_FAULTS,
     SLEEP_FAULTS,
@@ -31,6 +32,8 @@ from swarm.sim.schedules.draw import (
 )
 from swarm.sim.schedules.schedule import (
     MIB,
+    UNLIKE_SOURCE,
+    AdapterOrder,
     DraftBehaviour,
     Fault,
     FaultKind,
@@ -39,10 +42,17 @@ from swarm.sim.schedules.schedule import (
     LookupSpec,
     Misreport,
     Schedule,
+    ScheduledRequest,
     SpeculationConditions,
     WorkerSpec,
 )
+from swarm.testing_images import FAKE_VISION, fake_image
 
+ADAPTER_POINTS = ("SetAdapters", "AdaptersSet")  # messages about adapters, at which processes die
+LATEST_ADAPTER_ORDER = 5.0  # time after which an operator drops and loads nothing again
+UNLIKE_FILES = 0.1  # share of loads that fail, because hosts have different files
+LOADED_LAST = 0.6  # share of names that stand for an adapter at the end
+WAITING_FOR_ADAPTER = 0.8  # share of requests that wait until their adapter is loaded
 LARGE = 0.03  # share of schedules with many more requests and faults than others
 MOST_REQUESTS, MOST_FAULTS = 20, 12
 SHORT_QUEUE = 0.08  # share of schedules with a queue so short that requests are rejected for a while
@@ -83,6 +93,12 @@ DRAFTS: tuple[tuple[DraftBehaviour, ...], ...] = (
     ("right", "partly", "behind", "drops", "loses"),
     get_args(DraftBehaviour),
 )
+STRUCK = 0.7  # of the schedules with images, share in which workers die in the middle of answers
+SEEING = 0.75  # of the requests to a model that reads images, share with some
+IMAGE_SHAPES = ((1, 1), (2, 3), (4, 4), (4, 4), (5, 8))  # rows and columns
+TURNED = 0.1  # share of images whose rows are columns: pixels of one colour are the same, the image is not
+MOST_TEXT = 70  # tokens behind images
+IMAGE_ROOMS = (16, 40, 64, 1024)  # tokens of images whose features first stages keep
 OTHER_ANSWERS = 0.1  # share of schedules in which some requests ask for vectors or log probabilities of their prompt
 OFTEN = 0.06  # share of schedules with a fault of one of the other kinds, for each kind
 
@@ -175,6 +191,100 @@ def add_states(seed: int, schedule: Schedule) -> Schedule:
     return _make_long(random, schedule) if random.random() < LONG_STATES else schedule
 
 
+def add_adapters(seed: int, schedule: Schedule, *, faults: bool = True) -> Schedule:
+    """Return the schedule of a swarm whose operator loads and drops adapters, and whose callers name them: one name
+    stands for several contents in turn, prompts begin alike with other adapters, and processes die in mid-load."""
+    random = Random(f"adapters {seed}")
+    names = ("red", "blue", "green")[: random.randint(1, 3)]
+    orders = []
+    for name in names:
+        at, version = random.uniform(0.1, 1.2), 0
+        while at < LATEST_ADAPTER_ORDER:
+            version += 1
+            source = UNLIKE_SOURCE if random.random() < UNLIKE_FILES else f"/{name}-{version % 3}"
+            orders.append(AdapterOrder(at, "load", name, source))
+            at += random.choice([0.2, 1.0, 3.0]) * random.random()
+            orders.append(AdapterOrder(at, "drop", name))
+            at += random.choice([0.01, 0.5, 2.0]) * random.random()
+        if random.random() < LOADED_LAST:
+            orders.append(AdapterOrder(at, "load", name, f"/{name}-last"))
+    requests = []
+    for spec in schedule.requests:
+        adapter = random.choice([*names, *names, ""])
+        params = replace_params(spec.submit.params, adapter=adapter)
+        waits = random.random() < WAITING_FOR_ADAPTER
+        requests.append(replace(replace_fields(spec, params=params), waits_for_adapter=waits))
+    points = [(when, kind) for when in ("before", "after") for kind in ADAPTER_POINTS]
+    blows = []
+    for _ in range(random.choice([0, 1, 2, 3]) if faults else 0):
+        fault = draw_fault(random, random.uniform(0.2, 4.5))
+        broker_point = random.choice([*points, *((when, "WriteAdapters") for when in ("before", "after"))])
+        kind = random.choice((*ADAPTER_FAULTS, "crash_at", "broker_crash_at"))
+        blows.append(replace(fault, kind=kind, point=random.choice(points), broker_point=broker_point))
+    return replace(schedule, adapters=tuple(orders), requests=tuple(requests), faults=(*schedule.faults, *blows))
+
+
+def add_images(seed: int, schedule: Schedule, *, faults: bool = True) -> Schedule:
+    """Return the schedule of a model that reads images: many prompts begin with the same text and images of the same
+    sizes, of which some are the same images. In half of them, workers die in the middle of answers."""
+    random = Random(f"images {seed}")
+    layouts = [_draw_layout(random) for _ in range(random.randint(1, 2))]
+    num_colours = random.choice([1, 2, 2, 3])
+    requests = tuple(
+        _show_images(random, spec, random.choice(layouts), num_colours) if random.random() < SEEING else spec
+        for spec in schedule.requests
+    )
+    schedule = replace(schedule, requests=requests, image_room=random.choice(IMAGE_ROOMS))
+    blows = Random(f"images struck {seed}")
+    # Long answers one after the other would take longer than a schedule may.
+    if faults and schedule.settings.scheduler.max_running > 1 and blows.random() < STRUCK:
+        schedule = _strike(blows, _spread(blows, schedule, blows.randint(3, 4)))
+    caps = {name: max(cap, FAKE_VISION.num_layers) for name, cap in schedule.settings.plan.rules.caps.items()}
+    return _replace_rules(schedule, caps=caps)
+
+
+def _strike(random: Random, schedule: Schedule) -> Schedule:
+    """Let workers die that send steps to others in the middle of long answers. The others keep their layers, and those
+    of the dead ones are rebuilt: if the first stage is among them, tokens of images are replayed."""
+    params = [replace_params(spec.submit.params, max_tokens=60, min_tokens=60) for spec in schedule.requests]
+    requests = tuple(
+        replace(replace_fields(spec, params=longer), at=random.uniform(0.8, 3.0), leaves_after=None)
+        for spec, longer in zip(schedule.requests, params, strict=True)
+    )
+    crashes = []
+    for _ in range(random.randint(1, 2)):
+        fault = draw_fault(random, random.choice(requests).at + random.uniform(0.1, 0.6))
+        crashes.append(replace(fault, kind="crash_at", point=(fault.point[0], "Step")))
+    return replace(schedule, requests=requests, faults=(*schedule.faults, *crashes))
+
+
+def _draw_layout(random: Random) -> tuple[tuple[tuple[int, ...], tuple[int, int]], ...]:
+    """Draw the common beginning of some prompts: texts, each with rows and columns of the image behind it."""
+    texts = [random.choice([0, 1, 5, 31, 33]) for _ in range(random.choice([1, 1, 2, 3]))]
+    return tuple((tuple(random.randrange(97) for _ in range(text)), random.choice(IMAGE_SHAPES)) for text in texts)
+
+
+def _show_images(
+    random: Random,
+    spec: ScheduledRequest,
+    layout: tuple[tuple[tuple[int, ...], tuple[int, int]], ...],
+    num_colours: int,
+) -> ScheduledRequest:
+    """Return the request with images before its prompt."""
+    prompt: tuple[int, ...] = ()
+    images, pixels = [], []
+    for text, shape in layout:
+        prompt += text
+        shape = shape if random.random() >= TURNED else shape[::-1]  # noqa: PLW2901 (the same number of tokens)
+        image, its_pixels = fake_image(len(prompt), *shape, random.randrange(num_colours))
+        images.append(image)
+        pixels.append(its_pixels)
+        prompt += (FAKE_VISION.token,) * image.num_tokens
+    prompt += spec.submit.prompt[:MOST_TEXT]
+    params = replace_params(spec.submit.params, images=tuple(images))
+    return replace_fields(spec, prompt=prompt, params=params, pixels=tuple(pixels))
+
+
 def _draw_bits(random: Random, schedule: Schedule) -> Schedule:
     """Have the kernels of some workers compute other bits, so that keys and values are not copied to the others."""
     if random.random() >= UNLIKE or schedule.machines.together:
@@ -219,12 +329,7 @@ def _replace_rules(schedule: Schedule, **fields: object) -> Schedule:
 
 def _make_long(random: Random, schedule: Schedule) -> Schedule:
     """Let several workers share the layers, with memory for each other's, and sequences grow over many blocks."""
-    num_layers, num_workers = schedule.num_layers, random.randint(2, 4)
-    names = [f"w{number}" for number in range(num_workers)]
-    memory_bytes = (64 + num_layers + 4) * MIB
-    workers = tuple(
-        WorkerSpec(name, 0.2 * random.random(), memory_bytes, random.choice([1 << 10, 1 << 14])) for name in names
-    )
+    schedule = _spread(random, schedule, random.randint(2, 4))
     requests = []
     for spec in schedule.requests:
         prompt = tuple(random.randrange(97) for _ in range(random.choice([20, 64, 100, 180])))
@@ -232,8 +337,17 @@ def _make_long(random: Random, schedule: Schedule) -> Schedule:
         params = msgspec.structs.replace(spec.submit.params, max_tokens=length, min_tokens=0, ignore_eos=True)
         later = replace(replace_fields(spec, prompt=prompt, params=params), at=random.uniform(0.8, 3.0))
         requests.append(later)
-    caps = dict.fromkeys(names, max(1, (num_layers + 1) // 2))
-    return _replace_rules(replace(schedule, workers=workers, requests=tuple(requests)), caps=caps)
+    return replace(schedule, requests=tuple(requests))
+
+
+def _spread(random: Random, schedule: Schedule, num_workers: int) -> Schedule:
+    """Let several workers share the layers, with memory for each other's."""
+    num_layers, names = schedule.num_layers, [f"w{number}" for number in range(num_workers)]
+    memory_bytes = (64 + num_layers + 4) * MIB
+    workers = tuple(
+        WorkerSpec(name, 0.2 * random.random(), memory_bytes, random.choice([1 << 10, 1 << 14])) for name in names
+    )
+    return _replace_rules(replace(schedule, workers=workers), caps=dict.fromkeys(names, max(1, (num_layers + 1) // 2)))
 
 
 def _add_kv_fault(kind: FaultKind, random: Random, schedule: Schedule) -> Schedule:

@@ -7,16 +7,15 @@ takes them back at release, so only written positions count, in blocks of 32.
 
 A sequence that starts from another one's long prefix shares its pages (``sharing``, ``shared_slots``).
 
-On other devices, memory is committed when it is requested. There each sequence has a rack of its own, which is
-enlarged, and copied, whenever the sequence has grown by 128 positions; allocated positions count.
+On other devices, memory is committed when it is allocated. There a sequence has pages of 128 positions from a pool
+(``pages``); the positions of whole pages count.
 
 A sequence may also hold *copies*: another worker's keys and values, in layers that are not in use here. They lie in the
-sequence's own slot, so that taking over a layer moves nothing. They are counted apart, by layer.
+sequence's own memory, so that taking over a layer moves nothing. They are counted apart, by layer.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -24,49 +23,39 @@ from dataclasses import dataclass, field
 import torch
 
 from swarm.errors import IllegalMove, KvFull
-from swarm.stage.attention.grid import CELL, round_up
-from swarm.stage.attention.layouts import choose_layouts
-from swarm.stage.attention.racks import KvShape, LayerBuffer, Rack, Region, new_buffer
-from swarm.stage.attention.shared_slots import SharedSlots, SlotMappings
-from swarm.stage.attention.sharing import can_share
+from swarm.stage.attention.grid import round_up
+from swarm.stage.attention.memory import KvMemory, KvPlace, KvRegion
+from swarm.stage.attention.pages import PagedPlace, PagePool, PoolLayer
+from swarm.stage.attention.rack_memory import RackMemory, RackPlace
+from swarm.stage.attention.racks import KvShape, LayerBuffer, Rack
+from swarm.stage.attention.shared_slots import SharedSlots
 from swarm.stage.attention.states import StateStore
-from swarm.stage.attention.transfer import Slabs, count_numbers
+from swarm.stage.attention.transfer import count_numbers
 from swarm.wire.messages import STATE_STRIDE, LayerRange, Row
-
-# Sequences that share a rack, on systems where giving back a part of a mapping zeroes it.
-_RACK_SLOTS = 32
 
 
 @dataclass(slots=True)
 class _StoredSequence:
-    rack: Rack
-    slot: int  # slot in the rack
+    place: KvPlace
     limit: int  # reserved positions
     used: int  # positions that count as used
     layers: set[int] = field(default_factory=set)  # layers in which something was written
     copies: dict[int, int] = field(default_factory=dict)  # layers of them that hold a copy, with the counted positions
-    mappings: SlotMappings = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.mappings = SlotMappings(self.rack, self.slot)
 
     @property
-    def allocated(self) -> int:
-        """Positions for which the rack needs room where memory has no pages."""
-        return max(self.used, *self.copies.values()) if self.copies else self.used
+    def num_counted(self) -> int:
+        """Positions that count in some layer."""
+        return max([self.used, *self.copies.values()])
 
 
 class KvArena:
     """Keys and values of all sequences of one stage. Used by one thread only."""
 
     def __init__(self, device: torch.device, state_stride: int = STATE_STRIDE) -> None:
-        self._device = device
-        self._has_pages = device.type == "cpu"  # whether memory is committed by writing
-        self._num_slots = _RACK_SLOTS if device.type == "cpu" and sys.platform == "linux" else 1
         self._sequences: dict[int, _StoredSequence] = {}  # by sequence
-        self._racks: list[Rack] = []
         self._used = 0  # positions that count as used, of all sequences, as if they shared nothing
         self._shared = SharedSlots()
+        self._memory: KvMemory = RackMemory(self._shared) if device.type == "cpu" else PagePool()
         self.states = StateStore(device, state_stride)
         self.copied: Counter[int] = Counter()  # positions of copies, of all sequences, by layer
 
@@ -78,8 +67,7 @@ class KvArena:
 
     def open(self, sequence: int, limit: int) -> None:
         self.release(sequence)
-        rack = self._rack_for(limit)
-        self._sequences[sequence] = _StoredSequence(rack, rack.free.pop(), round_up(limit), 0)
+        self._sequences[sequence] = _StoredSequence(self._memory.open(limit), round_up(limit), 0)
 
     @property
     def used(self) -> int:
@@ -89,44 +77,42 @@ class KvArena:
     @property
     def wasted(self) -> int:
         """Largest number of positions that are counted as used for a sequence in addition to its whole blocks."""
-        return self._count_used(1) - round_up(1)
+        return self._memory.count(1) - round_up(1)
 
     @property
     def allocated_bytes(self) -> int:
         """Bytes that were allocated; on a CPU, bytes of address space."""
-        slabs = (slab for rack in self._racks for slab in rack.buffers.values())
-        return sum(slab.keys.nbytes + slab.values.nbytes for slab in slabs)
+        return self._memory.allocated_bytes
 
-    def _rack_for(self, limit: int) -> Rack:
-        """Return a rack with a free slot for this many positions, rounded up to a power of two; where memory has no
-        pages, a new empty rack that grows."""
-        positions = CELL if self._has_pages else 0
-        while 0 < positions < limit:
-            positions *= 2
-        for rack in self._racks if self._has_pages else ():
-            if rack.free and rack.positions == positions:
-                return rack
-        self._racks.append(Rack(positions, list(range(self._num_slots))[::-1]))
-        return self._racks[-1]
+    @property
+    def pool(self) -> PagePool | None:
+        """The pages of all sequences; None on a CPU."""
+        return self._memory if isinstance(self._memory, PagePool) else None
 
     def fork(self, sequence: int, source: int, position: int, limit: int, *, may_share: bool = True) -> None:
         """Open a sequence with the first ``position`` positions of another one: copied, or shared if they are many.
 
-        Raises ``KvFull`` if the broker counts positions as shared that can't be. Then the sequence is not open.
+        Raises ``KvFull`` if the broker counts positions as shared that can't be, or a CPU's memory ends; on other
+        devices, their own error. Then the sequence is not open.
         """
         if source not in self._sequences or position > self._sequences[source].limit:
             raise IllegalMove(f"sequence {sequence} can't begin as {source}: that is not held up to {position}")
         self.open(sequence, limit)
         held, old = self._sequences[sequence], self._sequences[source]
-        self._mark_used(held, position)
         counted = self._shared.counted_stop(source, position) if may_share else 0
-        layers = old.layers - old.copies.keys()
-        regions = {layer: self._existing_region(source, layer) for layer in sorted(layers)}
-        mine = {layer: self.ensure_region(sequence, layer, *region.read(0, 0)) for layer, region in regions.items()}
+        layers = sorted(old.layers - old.copies.keys())
+        try:
+            self._mark_used(held, position)
+            self._ensure_layers(sequence, source, layers)
+        except (MemoryError, RuntimeError) as error:  # the second is torch's
+            self.release(sequence)
+            if self.pool is not None:
+                raise  # the device may have more when it is tried again, or be lost
+            raise KvFull(f"no memory for a copy of the first {position} positions of {source}: {error}") from error
         start = 0
         if may_share and self.can_share:
             start = self._shared.fork(
-                sequence, source, position, mine=held.mappings, other=old.mappings, layers=held.layers
+                sequence, source, position, mine=held.place.mappings, other=old.place.mappings, layers=held.layers
             )
         if start < counted:
             self.release(sequence)
@@ -134,8 +120,7 @@ class KvArena:
             raise KvFull(
                 f"sequence {sequence} can't share the first {counted} positions of {source}, as the plan counts"
             )
-        for layer, region in regions.items():
-            mine[layer].copy_from(region, position, start=start)
+        held.place.copy_from(old.place, layers, position, start=start)
         self.states.fork(sequence, source, position)
 
     # --- shared prefixes ---------------------------------------------------------------------------------------------
@@ -148,11 +133,13 @@ class KvArena:
         """
         held, old = self._sequences[sequence], self._sequences[source]
         layers = old.layers - old.copies.keys()
-        for layer in sorted(layers) if is_mapped else ():
-            self.ensure_region(sequence, layer, *self._existing_region(source, layer).read(0, 0))
+        self._ensure_layers(sequence, source, sorted(layers) if is_mapped else ())
         self._mark_used(held, position if is_mapped else 0)
         shared = self._shared.link(
-            *(sequence, source, position), mine=held.mappings, other=old.mappings, layers=layers if is_mapped else set()
+            *(sequence, source, position),
+            mine=held.place.mappings,
+            other=old.place.mappings,
+            layers=layers if is_mapped else set(),
         )
         if shared < position:
             self.refuse_sharing()
@@ -168,7 +155,7 @@ class KvArena:
     @property
     def can_share(self) -> bool:
         """Whether sequences can share pages."""
-        return self._num_slots > 1 and not self._shared.is_refused and can_share()
+        return self._memory.can_share and not self._shared.is_refused
 
     def refuse_sharing(self) -> None:
         """Share nothing more. The next plan counts every sequence in full."""
@@ -176,7 +163,7 @@ class KvArena:
 
     def start_sharing(self, unit: int) -> None:
         """Count all sequences in full, and share by this unit from now on; 0: as suits the layers."""
-        self._shared.start(unit, (held.mappings for held in self._sequences.values()))
+        self._shared.start(unit, (held.place.mappings for held in self._sequences.values()))
 
     def shared_stop(self, sequence: int) -> int:
         """Return how many of the sequence's first positions count as shared."""
@@ -189,21 +176,15 @@ class KvArena:
             return
         held.limit = round_up(limit)
         self.states.shrink(sequence, limit)
-        if held.limit < held.mappings.stop:
-            self._shared.stop(sequence, held.mappings)
-        taken = self._count_used(limit)
-        if held.allocated > taken:
+        if held.limit < held.place.mappings.stop:
+            self._shared.stop(sequence, held.place.mappings)
+        taken = self._memory.count(limit)
+        if held.num_counted > taken:
             self._used -= max(0, held.used - taken)
             held.used = min(held.used, taken)
             for layer, positions in list(held.copies.items()):
                 self._count_copy(held, layer, min(positions, taken))
-            if not self._has_pages:
-                held.rack.resize(taken)
-            for layer in held.layers if self._num_slots > 1 else ():
-                try:
-                    held.rack.buffers[layer].free_from(held.slot, held.limit, is_mapped=held.mappings.is_mapped)
-                except OSError as error:
-                    self._shared.keep_pages(held.mappings, error)
+            held.place.free_from(held.layers, held.limit)
 
     # --- keys and values in motion -----------------------------------------------------------------------------------
 
@@ -212,9 +193,9 @@ class KvArena:
         held = self._sequences.get(sequence)
         if held is None or not held.layers.issuperset(range(layers.first, layers.stop)):
             raise IllegalMove(f"{layers.label}: nothing of sequence {sequence} is stored")
-        if not 0 <= start < stop <= min(held.limit, held.rack.positions):
+        if not 0 <= start < stop <= min(held.limit, held.place.num_readable(layers)):
             raise IllegalMove(f"sequence {sequence}: positions {start} to {stop} are not stored")
-        return Slabs.of(held.rack, layers).read(held.slot, start, stop)
+        return held.place.read(layers, start, stop)
 
     def write_positions(
         self,
@@ -235,25 +216,30 @@ class KvArena:
             raise IllegalMove(f"sequence {sequence} reserved {held.limit} positions; {start} to {stop} don't fit")
         if len(flat) != count_numbers(shapes, stop - start):
             raise IllegalMove(f"{len(flat)} numbers don't fill {stop - start} positions of {layers.label}")
-        counted = self._count_used(stop)
-        if held.mappings.covers(start, range(layers.first, layers.stop)):
-            self._shared.stop(sequence, held.mappings)
-        self._allocate(held, counted)
-        for layer in range(layers.first, layers.stop):
-            if active is not None and active.first <= layer < active.stop:
-                self._mark_used(held, stop)
-            elif held.copies.get(layer, 0) < counted:
-                self._count_copy(held, layer, counted)
+        counted = self._memory.count(stop)
+        if held.place.mappings.covers(start, range(layers.first, layers.stop)):
+            self._shared.stop(sequence, held.place.mappings)
+        in_use = range(0) if active is None else range(active.first, active.stop)
+        copies = {
+            layer: max(counted, held.copies.get(layer, 0))
+            for layer in range(layers.first, layers.stop)
+            if layer not in in_use
+        }
+        is_used = len(copies) < len(layers)
+        held.place.grow(max(held.used, counted if is_used else 0), held.copies | copies)
+        self._mark_used(held, stop if is_used else 0)
+        for layer, positions in copies.items():
+            self._count_copy(held, layer, positions)
         for layer, shape in zip(range(layers.first, layers.stop), shapes, strict=True):
             if layer not in held.layers:
                 self.ensure_region(sequence, layer, *shape.empty(flat))
-        slabs = Slabs.of(held.rack, layers)
-        if slabs.shapes != shapes:
+        if held.place.shapes(layers) != shapes:
             raise IllegalMove(f"{layers.label}: keys and values of other heads are stored")
-        slabs.write(held.slot, start, flat)
+        held.place.write(layers, start, flat)
 
     def drop_copies(self, sequence: int, layers: LayerRange) -> None:
         """Drop the sequence's copies in these layers. An unknown sequence is no error."""
+        self.states.drop_copies(sequence, range(layers.first, layers.stop))
         held = self._sequences.get(sequence)
         for layer in range(layers.first, layers.stop):
             if held is not None and layer in held.copies:
@@ -274,37 +260,25 @@ class KvArena:
             return
         self._used -= held.used
         self._clear(sequence, held)
-        if held.mappings.is_stuck:
-            return  # it would not read as zeros
-        held.rack.free.append(held.slot)
-        held.rack.free.sort(reverse=True)
-        if len(held.rack.free) == self._num_slots:
-            self._racks.remove(held.rack)
+        held.place.release()
 
     def _clear(self, sequence: int, held: _StoredSequence) -> None:
-        """Drop the sequence's data. A reused slot must read as zeros, since the old data may contain NaNs."""
+        """Drop the sequence's data."""
         self.states.release(sequence)
         self._shared.positions.release(sequence)
-        for layer in [*held.layers, *held.copies]:
-            self._drop_layer(held, layer)
-        held.mappings.forget()
+        held.place.clear({*held.layers, *held.copies})
+        held.layers.clear()
+        for layer in list(held.copies):
+            self._count_copy(held, layer, 0)
 
     def _drop_layer(self, held: _StoredSequence, layer: int) -> None:
-        buffer = held.rack.buffers.get(layer)  # none if a copy of it was counted but got no memory
-        if self._num_slots == 1:
-            held.rack.buffers.pop(layer, None)
-            held.rack.forget_addresses()
-        elif buffer is not None:
-            try:
-                buffer.clear(held.slot, is_mapped=held.mappings.is_mapped)
-            except OSError as error:
-                self._shared.keep_pages(held.mappings, error)
+        held.place.drop_layer(layer)
         held.layers.discard(layer)
         self._count_copy(held, layer, 0)
 
     def reset(self) -> None:
         self._sequences.clear()
-        self._racks.clear()
+        self._memory.clear()
         self.states.clear()
         self._used = 0
         self._shared.positions.clear(self._shared.positions.unit)
@@ -316,8 +290,8 @@ class KvArena:
         Only a cut to 0 frees memory.
         """
         held = self._sequences.get(sequence)
-        if held is not None and 0 < position < held.mappings.stop:
-            self._shared.stop(sequence, held.mappings)
+        if held is not None and 0 < position < held.place.mappings.stop:
+            self._shared.stop(sequence, held.place.mappings)
         self.states.truncate(sequence, position)
         if position == 0 and held is not None:
             self._clear(sequence, held)
@@ -326,27 +300,25 @@ class KvArena:
 
     def keep_layers(self, layers: LayerRange, kept: Collection[int] = ()) -> None:
         """Drop the data of all other layers, except copies in ``kept`` ones. Copies in ``layers`` are in use from now
-        on."""
+        on. If the device's memory ends, this can be done again."""
         own = range(layers.first, layers.stop)
-        self.states.keep_layers(own)
-        for rack in self._racks:
-            for layer in [layer for layer in rack.buffers if layer not in own and layer not in kept]:
-                del rack.buffers[layer]
-            rack.forget_addresses()
-        for pages in {pages for held in self._sequences.values() for pages, _ in held.mappings.runs}:
+        self.states.keep_layers(own, kept)
+        self._memory.keep_layers(own, kept)
+        for pages in {pages for held in self._sequences.values() for pages, _ in held.place.mappings.runs}:
             pages.keep_layers(own)
         self.start_sharing(self._shared.positions.unit)
         for held in self._sequences.values():
             for layer in {*held.layers, *held.copies}:
                 positions = held.copies.get(layer, 0)
                 if layer in own:
+                    self._mark_used(held, positions)  # first: where memory ends, the layers can be kept again
                     self._count_copy(held, layer, 0)
-                    self._mark_used(held, positions)
-                elif layer not in kept:  # its buffer is gone
+                elif layer not in kept:  # its memory is gone
                     held.layers.discard(layer)
                     self._count_copy(held, layer, 0)
                 elif not positions:
                     self._drop_layer(held, layer)
+            held.place.grow(held.used, held.copies)  # in layers of which it had shorter copies
 
     def check_reserved(self, row: Row) -> None:
         """Raise ``IllegalMove`` unless the row's positions are reserved."""
@@ -364,79 +336,81 @@ class KvArena:
         shared positions stay the same in every sequence."""
         self.check_reserved(row)
         held = self._sequences[row.sequence]
-        if row.start < held.mappings.stop and not is_replay:
-            self._shared.stop(row.sequence, held.mappings)
+        if row.start < held.place.mappings.stop and not is_replay:
+            self._shared.stop(row.sequence, held.place.mappings)
         self._mark_used(held, row.start + row.count)
 
     def end_replay(self, row: Row) -> None:
         """Free the pages that a replay has written over shared ones, which hold the same."""
         held = self._sequences[row.sequence]
         try:
-            held.mappings.map_again(row.start, row.start + row.count)
+            held.place.mappings.map_again(row.start, row.start + row.count)
         except OSError as error:
-            self._shared.keep_pages(held.mappings, error)
+            self._shared.keep_pages(held.place.mappings, error)
 
     def _mark_used(self, held: _StoredSequence, position: int) -> None:
-        more = self._count_used(position) - held.used
+        more = self._memory.count(position) - held.used
         if more > 0:
-            self._allocate(held, held.used + more)
+            held.place.grow(held.used + more, held.copies)
             held.used += more
             self._used += more
 
-    def _allocate(self, held: _StoredSequence, positions: int) -> None:
-        """Fit the rack of a sequence to what it holds and to this many positions, before they are counted: memory may
-        end. Where it has pages, it is allocated by writing."""
-        needed = max(positions, held.allocated)
-        if not self._has_pages and held.rack.positions != needed:
-            held.rack.resize(needed)
-
-    def _count_used(self, positions: int) -> int:
-        """Return how many positions count as used when this many are written. Attention reads whole cells, so where
-        memory has no pages a whole cell is allocated."""
-        return round_up(positions) if self._has_pages else -(-positions // CELL) * CELL
-
     def slot(self, sequence: int) -> tuple[Rack, int]:
-        """Return the sequence's rack and slot, which are the same in every layer."""
-        held = self._sequences[sequence]
-        return held.rack, held.slot
+        """Return the sequence's rack and slot on a CPU, which are the same in every layer."""
+        place = self._sequences[sequence].place
+        assert isinstance(place, RackPlace), "racks are on a CPU"
+        return place.rack, place.slot
+
+    def pages(self, sequence: int) -> list[int]:
+        """Return the numbers of the sequence's pages in the pool, which are the same in every layer."""
+        place = self._sequences[sequence].place
+        assert isinstance(place, PagedPlace), "a CPU has no pool"
+        return place.pages
 
     def shapes(self, sequence: int) -> dict[int, KvShape]:
         """Return the shapes of the layers in which something of the sequence was written."""
         held = self._sequences[sequence]
-        return {layer: held.rack.buffers[layer].shape for layer in held.layers}
+        return {layer: held.place.region(layer).shape for layer in held.layers}
 
-    def region(self, sequence: int, layer: int) -> Region | None:
+    def region(self, sequence: int, layer: int) -> KvRegion | None:
         """Return the sequence's region in this layer; None if it was never written."""
         held = self._sequences.get(sequence)
-        return held.rack.buffers[layer].region(held.slot) if held is not None and layer in held.layers else None
+        return held.place.region(layer) if held is not None and layer in held.layers else None
 
-    def ensure_region(self, sequence: int, layer: int, keys: torch.Tensor, values: torch.Tensor) -> Region:
+    def ensure_region(self, sequence: int, layer: int, keys: torch.Tensor, values: torch.Tensor) -> KvRegion:
         """Return the sequence's region in this layer, created for keys and values like these (``[heads, *, size]``) if
         needed."""
         held = self._sequences[sequence]
-        slab = self.ensure_buffer(held.rack, layer, keys, values)
+        region = held.place.ensure_region(layer, keys, values, num_copied=held.copies.get(layer))
         held.layers.add(layer)
-        return slab.region(held.slot)
+        return region
 
     def ensure_buffer(self, rack: Rack, layer: int, keys: torch.Tensor, values: torch.Tensor) -> LayerBuffer:
         """Return a layer of a rack, created at first use."""
-        shape = KvShape(keys.shape[0], keys.shape[2], values.shape[2])
-        if layer not in rack.buffers:
-            rack.buffers[layer] = new_buffer(self._num_slots, rack.positions, shape, keys)
-            rack.forget_addresses()
-        buffer = rack.buffers[layer]
-        if buffer.layouts is not choose_layouts(keys, shape.value_size):
-            raise IllegalMove(f"layer {layer} holds keys and values as other kernels want them; release them first")
-        if buffer.shape != shape:
-            raise IllegalMove(f"layer {layer} holds keys and values of other heads; release them first")
-        return buffer
+        assert isinstance(self._memory, RackMemory), "racks are on a CPU"
+        return self._memory.ensure_buffer(rack, layer, keys, values)
+
+    def ensure_pages(
+        self, sequences: tuple[int, ...], layer: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> PoolLayer:
+        """Return a layer of the pool, in which these sequences have memory from now on."""
+        assert isinstance(self._memory, PagePool), "a CPU has no pool"
+        for sequence in sequences:
+            if layer not in self._sequences[sequence].layers:
+                self.ensure_region(sequence, layer, keys, values)
+        return self._memory.ensure_layer(layer, keys, values, is_copy=False)
 
     def mark_written(self, sequences: tuple[int, ...], layer: int) -> None:
         """Record that these sequences have data in this layer."""
         for sequence in sequences:
             self._sequences[sequence].layers.add(layer)
 
-    def _existing_region(self, sequence: int, layer: int) -> Region:
+    def _ensure_layers(self, sequence: int, source: int, layers: Collection[int]) -> None:
+        """Create layers of a sequence like those of another one, which exist."""
+        for layer in layers:
+            self.ensure_region(sequence, layer, *self._existing_region(source, layer).read(0, 0))
+
+    def _existing_region(self, sequence: int, layer: int) -> KvRegion:
         region = self.region(sequence, layer)
         if region is None:
             raise IllegalMove(f"layer {layer} holds nothing of sequence {sequence}")

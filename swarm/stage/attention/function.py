@@ -3,8 +3,8 @@
 The function is registered with transformers, so any decoder with pluggable attention calls it with the queries, keys
 and values of one ragged batch ``[1, heads, tokens, size]``. The calling thread's current ``ForwardPass`` (``passes``)
 holds which tokens belong to which sequence and position. On a CPU, our own kernel computes attention
-(``native_attention``). The rest of this text describes the path without it: on other devices, or where it was not
-built.
+(``native_attention``); on other devices, keys and values are in pages (``paged``). The rest of this text describes the
+path on a CPU where our kernel was not built.
 
 A row's result must have the same bits whatever else is in the batch and however the prompt was split. The order in
 which a kernel sums depends on the number of keys, so that number may depend on the row's own position only. Positions
@@ -31,9 +31,12 @@ from swarm.errors import ModelError
 from swarm.stage.attention import native_attention
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import CELL
+from swarm.stage.attention.guesses import clean_guesses, spoil
 from swarm.stage.attention.options import AttentionOptions, Latents, Reach
+from swarm.stage.attention.paged import attend_pages
 from swarm.stage.attention.passes import ForwardPass, current_pass
 from swarm.stage.attention.racks import LayerBuffer, Rack
+from swarm.stage.attention.selection import PositionIndex, SelectedPositions, select_positions, stored_latents
 from swarm.stage.attention.tiles import AttentionPlan, TileGroup, plan_attention
 from swarm.stage.matmul import proofs
 from swarm.stage.matmul.elementwise import apply_aligned
@@ -42,6 +45,7 @@ from swarm.stage.native import cores
 
 NAME = "swarm"
 LATENT_HEADS = "latent_heads"
+INDEXER = "indexer"  # an attention module's index of positions; None if it shares an earlier layer's
 # Key counts that the probe tries. A row's position decides how many keys there are, and libraries may split long sums
 # over threads where they do not split short ones.
 _PROBED_KEYS = (CELL, 3 * CELL, 17 * CELL)
@@ -66,17 +70,18 @@ def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    attention_mask: torch.Tensor | AllSeen | None,
     *,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
+    indices: SelectedPositions | None = None,
     **others: object,
 ) -> tuple[torch.Tensor, None]:
     """Attend as transformers expects it; return ``[1, tokens, heads, size]``. Writes keys and values first."""
-    _refuse_unknown(module, attention_mask, dropout, others)
+    _refuse_unknown(module, None if attention_mask is ALL_SEEN else attention_mask, dropout, others)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if type(module).__name__ in _MASKED_WINDOWS:
         sliding_window = module.config.sliding_window
@@ -87,7 +92,10 @@ def attend(
     query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
     if heads is None:
         return attend_rows(layer, query, key, value, options).unsqueeze(0), None
-    mixed = attend_rows(layer, heads.absorb(query), key, value, replace(options, latents=heads.latents))
+    if isinstance(indices, PositionIndex) and getattr(module, INDEXER) is not None:
+        key = torch.cat((key, indices.keys.unsqueeze(1)), dim=-1)
+    options = replace(options, latents=heads.latents)
+    mixed = attend_rows(layer, heads.absorb(query), key, value, options, index=indices)
     return heads.expand(mixed).unsqueeze(0), None
 
 
@@ -106,6 +114,16 @@ class LatentHeads(Protocol):
         ...
 
 
+class AllSeen:
+    """Mask of a model that reads one: nothing is masked, in whatever part of it."""
+
+    def __getitem__(self, _: object) -> AllSeen:
+        return self
+
+
+ALL_SEEN = AllSeen()
+
+
 def is_chunked(module: Any) -> bool:
     """Whether the module's layer attends to its own chunk only. transformers puts that into the mask alone."""
     kinds = getattr(getattr(module, "config", None), "layer_types", None) or ()
@@ -113,36 +131,44 @@ def is_chunked(module: Any) -> bool:
 
 
 def attend_rows(
-    layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: AttentionOptions
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    options: AttentionOptions,
+    *,
+    index: SelectedPositions | None = None,
 ) -> torch.Tensor:
     """Attend with queries, keys and values ``[tokens, heads, size]``; return the same shape. Tokens of no sequence get
-    zeros."""
+    zeros. ``index`` selects positions; if it is the layer's own, the keys end with those of the index."""
     forward_pass = current_pass()
+    if forward_pass.arena.pool is not None:
+        return attend_pages(forward_pass, layer, (query, key, value), options, index=index)
     find_buffer = _buffer_finder(forward_pass.arena, layer, key, value, options.latents)
     if native_attention.supports(key):
-        return native_attention.attend_native(forward_pass, layer, (query, key, value), options, find_buffer)
+        if index is None:
+            return native_attention.attend_native(forward_pass, layer, (query, key, value), options, find_buffer)
+        parts = query, key, value
+        return native_attention.attend_selected(forward_pass, layer, parts, options, find_buffer, index=index)
     groups = _pass_groups(forward_pass, options.reach, query.device)
-    is_latent, spoiled = options.latents is not None, None
-    if groups.guesses is not None and is_latent:
-        key, spoiled = groups.guesses.clean(key)
-    elif groups.guesses is not None:
-        value, spoiled = groups.guesses.clean(value)
+    is_latent = options.latents is not None
+    key, value, spoiled = clean_guesses(groups.guesses, key, value, is_latent=is_latent)
     _write_keys_values(groups, find_buffer, key, key[..., :0] if is_latent else value)
     forward_pass.arena.mark_written(groups.sequences, layer)
+    num_tokens, selection = len(query), None
+    if index is not None:
+        query = select_positions(index, forward_pass, query, key, stored_latents(forward_pass.arena, find_buffer))
+        selection = index.selection
     # a power of two: scaling the queries, which are fewer than the scores, is exact
     if math.frexp(options.scale)[0] == 0.5:
         query, options = query * options.scale, replace(options, scale=1.0)
     output = value.new_zeros(query.shape[0], query.shape[1], value.shape[2])
     proof, together = prove_attention(query, key, value, is_latent=is_latent)
     for group in groups.groups if together else groups.single_groups:
-        output[group.tokens] = _attend_group(query[group.tokens], find_buffer(group.rack), group, options, proof)
-    return output if spoiled is None else _spoil(output, spoiled)
-
-
-def _spoil(output: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Make the results of these tokens not finite."""
-    output[: len(tokens)].masked_fill_(tokens[:, None, None], math.nan)
-    return output
+        hidden = selection.hidden(group.tokens, num_tokens, group.low, group.high) if selection else None
+        some = query[group.tokens]
+        output[group.tokens] = _attend_group(some, find_buffer(group.rack), group, options, proof, hidden=hidden)
+    return output if spoiled is None else spoil(output, spoiled)
 
 
 def _buffer_finder(
@@ -163,8 +189,6 @@ def prove_attention(
     """Return the proof for torch's attention with such heads ``[tokens, heads, size]``, and whether sequences may share
     a product. ``is_latent``: values are the first numbers of the keys."""
     heads, sizes = key.shape[1], (key.shape[2], value.shape[2])
-    if query.device.type != "cpu":  # we do not test the bits of other devices
-        return Proof(), True
     numbers = cores.thread_numbers(0)
     for together in (True, False):
         what = ("latent " if is_latent else "") + ("attention of 3" if together else "attention")
@@ -235,9 +259,16 @@ def _write_keys_values(
 
 
 def _attend_group(
-    query: torch.Tensor, slab: LayerBuffer, group: TileGroup, options: AttentionOptions, proof: Proof
+    query: torch.Tensor,
+    slab: LayerBuffer,
+    group: TileGroup,
+    options: AttentionOptions,
+    proof: Proof,
+    *,
+    hidden: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Compute a group's attention from queries [tokens, heads, size]; return [tokens, heads, size of a value]."""
+    """Compute a group's attention from queries [tokens, heads, size]; return [tokens, heads, size of a value].
+    ``hidden``: positions that are not selected ``[tokens, positions]``."""
     keys, latents = _keys(slab.keys, group), options.latents
     values = _keys(slab.values, group) if latents is None else keys[..., : latents.value_size]
     folded = _fold(query, group, slab.keys.shape[1])
@@ -249,8 +280,12 @@ def _attend_group(
     if options.softcap is not None:
         scores = apply_aligned(torch.tanh, scores.div_(options.softcap)).mul_(options.softcap)
     if options.slopes is not None:
-        _split(scores, group).add_(_bias(options.slopes, options.rounded, slab.keys.shape[1], group))
+        numbers = torch.arange(group.low, group.high)
+        slopes = options.slopes.view(1, slab.keys.shape[1], -1, 1, 1)
+        _split(scores, group).add_(options.bias(slopes, group.positions, numbers))
     _mask(scores, group)
+    if hidden is not None:
+        _split(scores, group).masked_fill_(hidden.view(group.num_tiles, 1, 1, group.num_queries, -1), float("-inf"))
     weights = _softmax(scores, _sink_column(options.sinks, slab.keys.shape[1], group)).to(query.dtype)
     mixed = _multiply_in_tiles(torch.bmm, weights, values, proof)
     cores.restore_threads(before)
@@ -333,15 +368,6 @@ def _sink_column(sinks: torch.Tensor | None, key_heads: int, group: TileGroup) -
         return None
     column = sinks.float().view(key_heads, -1).repeat_interleave(group.num_queries, dim=1)
     return column.repeat(group.num_tiles, 1).unsqueeze(-1)
-
-
-def _bias(slopes: torch.Tensor, rounded: float | None, key_heads: int, group: TileGroup) -> torch.Tensor:
-    """Return what scores change by: ``[num, key heads, query heads of each, count, keys]``."""
-    slopes = slopes.view(1, key_heads, -1, 1, 1)
-    keys = torch.arange(group.low, group.high, device=slopes.device)
-    if rounded is not None:
-        return (slopes.bfloat16() * keys.bfloat16()).float() * rounded
-    return slopes.float() * (keys - group.positions.to(slopes.device))
 
 
 def _mask(scores: torch.Tensor, group: TileGroup) -> None:

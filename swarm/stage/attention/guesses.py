@@ -8,6 +8,7 @@ accepted, its sequence fails as without proposals. Our own kernel does the same 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -35,6 +36,26 @@ class Guesses:
         num_before = num_bad - is_bad.long()
         spoiled = self.are_guessed & (num_bad > num_before[self.first])
         return value.masked_fill(is_bad[:, None, None], 0.0), spoiled
+
+
+def clean_guesses(
+    guesses: Guesses | None, key: torch.Tensor, value: torch.Tensor, *, is_latent: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Return keys and values as they may be stored, and which tokens' results are not finite. ``is_latent``: values are
+    the first numbers of the keys."""
+    if guesses is None:
+        return key, value, None
+    if is_latent:
+        key, spoiled = guesses.clean(key)
+    else:
+        value, spoiled = guesses.clean(value)
+    return key, value, spoiled
+
+
+def spoil(output: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Make the results of these tokens not finite."""
+    output[: len(tokens)].masked_fill_(tokens[:, None, None], math.nan)
+    return output
 
 
 def mark_guesses(spans: Sequence[Span], device: torch.device) -> Guesses | None:

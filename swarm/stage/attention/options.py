@@ -52,3 +52,9 @@ class AttentionOptions:
     @property
     def reach(self) -> Reach:
         return Reach(self.window, self.chunk)
+
+    def bias(self, slopes: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Return what scores change by. ``slopes``, the queries' ``positions`` and those of the ``keys`` broadcast."""
+        if self.rounded is not None:
+            return (slopes.bfloat16() * keys.bfloat16()).float() * self.rounded
+        return slopes.float() * (keys - positions)

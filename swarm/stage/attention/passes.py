@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from swarm.stage.attention.grid import Span
     from swarm.stage.attention.kernel_args import RackBatch
     from swarm.stage.attention.options import Reach
+    from swarm.stage.attention.page_plan import PagePlan
     from swarm.stage.attention.tiles import AttentionPlan
     from swarm.wire.messages import LayerRange
 
@@ -32,6 +33,16 @@ class CacheStats:
     mask_misses: int = 0
     rope_hits: int = 0
     rope_misses: int = 0
+
+
+class ImageInputs(Protocol):
+    """What a batch's tokens of images bring into the layers."""
+
+    def embed(self, embedded: torch.Tensor) -> torch.Tensor:
+        """Return the batch's embeddings ``[1, tokens, hidden]`` with those of images in their places."""
+
+    def add_to(self, hidden: torch.Tensor, layer: int) -> None:
+        """Add the features for this layer's output ``[1, tokens, hidden]`` in place."""
 
 
 @dataclass(slots=True)
@@ -49,10 +60,13 @@ class ForwardPass:
     on_layers_done: Callable[[], None] = lambda: None  # called after the last layer, before norm and head
     # groups of rows that share products, by the positions that queries see
     groups_by_reach: dict[Reach, AttentionPlan] = field(default_factory=dict)
+    page_plan: PagePlan | None = None  # the same for a pool's pages; None until it is first needed
     rack_batches: tuple[RackBatch, ...] = ()  # the same for our own kernel; empty until it is first needed
     cache_stats: CacheStats = field(default_factory=CacheStats)
     length: int = 0  # largest position of the batch, plus one
-    positions: torch.Tensor = field(default_factory=lambda: torch.empty(0))  # of the batch's tokens, [1, tokens]
+    # of the batch's tokens, [1, tokens]; [3, 1, tokens] if some sequence has images
+    positions: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    images: ImageInputs | None = None  # the batch's tokens of images, on the stage that embeds
     by_modules: bool = False  # run the modules even if the stage has a program
     output: torch.Tensor | None = None  # the last layer's output
     normed: torch.Tensor | None = None  # the same after the norm, on the stage with the head

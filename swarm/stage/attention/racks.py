@@ -95,7 +95,7 @@ class SlotPart:
 
 @dataclass(frozen=True, slots=True)
 class LayerBuffer:
-    """One layer of a rack: keys and values ``[slots, key heads, units, numbers of a unit]`` on these pages (CPU only).
+    """One layer of a rack: keys and values ``[slots, key heads, units, numbers of a unit]`` on these pages.
 
     The ``layouts`` of the two decide how many positions a unit holds and how its numbers are ordered. In the plain
     layout, a unit is a position.
@@ -105,7 +105,7 @@ class LayerBuffer:
     values: torch.Tensor
     sizes: tuple[int, int]  # of one key, and of one value
     layouts: tuple[Layout, Layout]  # of the keys, and of the values
-    pages: tuple[mmap.mmap, ...]  # the mappings under the ``tensors``; empty on other devices
+    pages: tuple[mmap.mmap, ...]  # the mappings under the ``tensors``
 
     @property
     def shape(self) -> KvShape:
@@ -116,24 +116,10 @@ class LayerBuffer:
         """Keys and values; only the keys of latents."""
         return (self.keys, self.values) if self.sizes[1] else (self.keys,)
 
-    def resize(self, positions: int, num_kept: int) -> LayerBuffer:
-        """Return another buffer of one slot for this many positions, with the first ``num_kept`` of this one."""
-        resized = new_buffer(1, positions, self.shape, self.keys)
-        resized.region(0).copy_from(self.region(0), num_kept)
-        return resized
-
     def only_head(self, head: int) -> LayerBuffer:
         """Return the same memory as a layer with one of its key heads."""
         heads = slice(head, head + 1)
         return replace(self, keys=self.keys[:, heads], values=self.values[:, heads])
-
-    def cut(self, positions: int) -> LayerBuffer:
-        """Return the first positions of the same memory."""
-        keys, values = (
-            part[:, :, : positions // layout.unit]
-            for part, layout in zip((self.keys, self.values), self.layouts, strict=True)
-        )
-        return replace(self, keys=keys, values=values)
 
     def region(self, slot: int) -> Region:
         return Region(self.keys[slot], self.values[slot], self.sizes, self.layouts)
@@ -174,7 +160,7 @@ class LayerBuffer:
 
 @dataclass(slots=True, eq=False)
 class Rack:
-    """Slots for sequences of up to ``positions`` positions. A rack of one sequence (not on a CPU) grows with it."""
+    """Slots for sequences of up to ``positions`` positions."""
 
     positions: int
     free: list[int]  # descending, so that the lowest slot is taken first and sequences are adjacent
@@ -183,22 +169,6 @@ class Rack:
     # slab.
     tables: dict[LayerRange, Any] = field(default_factory=dict)
     moves: dict[LayerRange, Any] = field(default_factory=dict)  # the same for moves between machines (``transfer``)
-
-    def resize(self, positions: int) -> None:
-        """Resize the rack of one sequence, layer after layer, so that little memory is held twice. If memory ends, a
-        larger rack is as it was before, and a smaller one keeps some of its memory."""
-        before, resized = self.positions, dict[int, LayerBuffer]()
-        self.forget_addresses()
-        try:
-            for layer, old in self.buffers.items():
-                resized[layer] = old.resize(positions, min(before, positions))
-                self.buffers[layer] = resized[layer]
-        except (MemoryError, RuntimeError):  # the second is torch's
-            if positions > before:
-                self.buffers |= {layer: buffer.cut(before) for layer, buffer in resized.items()}
-                raise
-            self.buffers |= {layer: buffer.cut(positions) for layer, buffer in self.buffers.items()}
-        self.positions = positions
 
     def forget_addresses(self) -> None:
         """Empty the tables: a slab has changed."""
@@ -218,24 +188,22 @@ def _give_back(tensor: torch.Tensor, pages: mmap.mmap, start: int, size: int, *,
 
 
 def new_buffer(num_slots: int, positions: int, shape: KvShape, like: torch.Tensor) -> LayerBuffer:
-    """Return a layer of a rack: slots that read as zeros, for keys and values of the dtype and device of ``like``."""
+    """Return a layer of a rack: slots that read as zeros, for keys and values of the dtype of ``like``."""
     sizes, layouts = (shape.key_size, shape.value_size), choose_layouts(like, shape.value_size)
     shapes = [
         (num_slots, shape.heads, positions // layout.unit, layout.numbers(size))
         for layout, size in zip(layouts, sizes, strict=True)
     ]
     with torch.inference_mode(False):  # forks and copies write outside of a pass
-        (key_part, key_pages), (value_part, value_pages) = (_allocate(each, like.dtype, like.device) for each in shapes)
+        (key_part, key_pages), (value_part, value_pages) = (_allocate(each, like.dtype) for each in shapes)
     pages = tuple(each for each in (key_pages, value_pages) if each is not None)
     return LayerBuffer(key_part, value_part, sizes, layouts, pages)
 
 
-def _allocate(
-    shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
-) -> tuple[torch.Tensor, mmap.mmap | None]:
+def _allocate(shape: tuple[int, int, int, int], dtype: torch.dtype) -> tuple[torch.Tensor, mmap.mmap | None]:
     num_elements = shape[0] * shape[1] * shape[2] * shape[3]
-    if device.type != "cpu" or not num_elements:
-        return torch.zeros(shape, dtype=dtype, device=device), None
+    if not num_elements:
+        return torch.zeros(shape, dtype=dtype), None
     # Each slot begins on a page, so that it can be given back separately. Cells and sizes ensure that without padding
     # for all but tiny heads.
     place_bytes = num_elements // shape[0] * dtype.itemsize

@@ -6,11 +6,15 @@ sequences that begin alike share it.
 A state can't be rolled back, so states are held at several positions:
 
 * every multiple of the stride: a sequence can be cut there, or another one begin there (``Manifest.state_stride``);
+* the last multiple of ``BLOCK``: if the sequence ends now, another one can begin there;
 * the begin of the last row, because a step may be repeated: a fence can stop it when some layers have gone on;
 * one position before its end, because a draw may be repeated;
 * its end.
 
-The next row drops all but those at multiples of the stride, and its own begin.
+The next row keeps the states at multiples of the stride, at its own start and at the last multiple of ``BLOCK``, and
+drops the others.
+
+The store also holds copies of another worker's states, in layers that are not in use (``state_positions``).
 """
 
 from __future__ import annotations
@@ -22,7 +26,8 @@ import torch
 
 from swarm.errors import IllegalMove
 from swarm.stage.attention.grid import Span
-from swarm.wire.messages import STATE_STRIDE
+from swarm.wire.messages import BLOCK, STATE_STRIDE
+from swarm.wire.state_positions import positions_after_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,7 @@ class StateStore:
         self._device = device
         self._stride = stride
         self._held: dict[int, dict[int, dict[int, torch.Tensor]]] = {}  # by sequence, layer and position
+        self._copied: set[tuple[int, int]] = set()  # sequences and layers that hold copies
 
     def segments(self, spans: Sequence[Span], layer: int, numbers: int) -> list[Segment]:
         """Return the segments of these spans in a layer whose state has this many numbers.
@@ -62,12 +68,13 @@ class StateStore:
             before = torch.zeros(numbers, device=self._device)
         if before is None:
             raise IllegalMove(f"layer {layer} has no state of sequence {span.sequence} at {span.start}")
-        kept = {p: state for p, state in held.items() if p == span.start or (p < span.start and p % self._stride == 0)}
+        start, stop = span.start, span.start + span.count
+        last = stop // BLOCK * BLOCK
+        kept = {p: s for p, s in held.items() if p == start or (p < start and (p % self._stride == 0 or p == last))}
         held.clear()
         held.update(kept)
-        start, stop = span.start, span.start + span.count
         grid = range(start // self._stride * self._stride + self._stride, stop, self._stride)
-        for end in sorted({*grid, stop} | ({stop - 1} if span.count > 1 else set())):
+        for end in sorted({*grid, stop} | {position for position in (last, stop - 1) if position > start}):
             after = held[end] = torch.empty(numbers, device=self._device)
             yield Segment(span.offset + start - span.start, end - start, before, after)
             start, before = end, after
@@ -75,7 +82,7 @@ class StateStore:
     def fork(self, sequence: int, source: int, position: int) -> None:
         """Begin a sequence with another one's states up to ``position``. Raises ``IllegalMove`` if a layer has none
         there."""
-        own = self._held.get(source, {})
+        own = {layer: held for layer, held in self._held.get(source, {}).items() if (source, layer) not in self._copied}
         for layer, held in own.items():
             if position and position not in held and not self.is_measuring:
                 raise IllegalMove(f"layer {layer} has no state of sequence {source} at {position}")
@@ -91,16 +98,53 @@ class StateStore:
                 del held[later]
 
     def shrink(self, sequence: int, position: int) -> None:
-        """Keep only the states from which another sequence can begin, up to ``position``."""
+        """Keep only the states from which another sequence can begin, up to ``position``, and there."""
         for held in self._held.get(sequence, {}).values():
-            for other in [p for p in held if p > position or p % self._stride]:
+            for other in [p for p in held if p > position or (p % self._stride and p != position)]:
                 del held[other]
 
-    def keep_layers(self, layers: Collection[int]) -> None:
-        """Drop the states of all other layers."""
-        for states in self._held.values():
+    # --- copies ------------------------------------------------------------------------------------------------------
+
+    def read(self, sequence: int, layer: int, position: int) -> torch.Tensor:
+        """Return the state of a layer at this position, which must not be written. Raises ``IllegalMove`` if there is
+        none."""
+        state = self._held.get(sequence, {}).get(layer, {}).get(position)
+        if state is None:
+            raise IllegalMove(f"layer {layer} has no state of sequence {sequence} at {position}")
+        return state
+
+    def write(self, sequence: int, layer: int, position: int, state: torch.Tensor, *, is_copy: bool) -> None:
+        """Store a state that ``read`` returned, here or on another machine. ``is_copy``: the layer is not in use."""
+        held = self._held.setdefault(sequence, {}).setdefault(layer, {})
+        held[position] = state
+        for other in held.keys() - positions_after_part(held, position, self._stride):
+            del held[other]
+        if is_copy:
+            self._copied.add((sequence, layer))
+
+    def drop_copies(self, sequence: int, layers: Collection[int]) -> None:
+        """Drop a sequence's copies in these layers."""
+        for layer in [layer for number, layer in self._copied if number == sequence and layer in layers]:
+            self._copied.remove((sequence, layer))
+            del self._held[sequence][layer]
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of all copies."""
+        return sum(
+            state.nbytes for sequence, layer in self._copied for state in self._held[sequence].get(layer, {}).values()
+        )
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+
+    def keep_layers(self, layers: Collection[int], kept: Collection[int] = ()) -> None:
+        """Drop the states of all other layers, except copies in ``kept`` ones. Copies in ``layers`` are in use from now
+        on."""
+        self._copied = {(sequence, layer) for sequence, layer in self._copied if layer in kept and layer not in layers}
+        for sequence, states in self._held.items():
             for layer in states.keys() - set(layers):
-                del states[layer]
+                if (sequence, layer) not in self._copied:
+                    del states[layer]
 
     def positions(self, sequence: int, layer: int) -> list[int]:
         """Return the positions at which the layer holds a state of the sequence."""
@@ -114,6 +158,8 @@ class StateStore:
 
     def release(self, sequence: int) -> None:
         self._held.pop(sequence, None)
+        self._copied = {(number, layer) for number, layer in self._copied if number != sequence}
 
     def clear(self) -> None:
         self._held.clear()
+        self._copied.clear()

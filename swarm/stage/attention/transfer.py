@@ -59,7 +59,7 @@ class Slabs:
         if self._library is not None:
             self._library.swarm_read_kv(self._table_at, len(self._buffers), slot, start, count, flat.data_ptr())
             return flat
-        for buffer, (keys, values) in zip(self._buffers, self._split(flat, count), strict=True):
+        for buffer, (keys, values) in zip(self._buffers, split_layers(flat, self.shapes, count), strict=True):
             buffer.region(slot).read_to(start, keys, values)
         return flat
 
@@ -69,16 +69,19 @@ class Slabs:
         if self._library is not None:
             self._library.swarm_write_kv(self._table_at, len(self._buffers), slot, start, count, flat.data_ptr())
             return
-        for buffer, (keys, values) in zip(self._buffers, self._split(flat, count), strict=True):
+        for buffer, (keys, values) in zip(self._buffers, split_layers(flat, self.shapes, count), strict=True):
             buffer.region(slot).write(start, keys, values)
 
-    def _split(self, flat: torch.Tensor, positions: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """View flat numbers as each layer's keys and values."""
-        begin = 0
-        for shape in self.shapes:
-            end = begin + shape.numbers * positions
-            yield shape.split(flat[begin:end], positions)
-            begin = end
+
+def split_layers(
+    flat: torch.Tensor, shapes: Iterable[KvShape], positions: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """View flat numbers as the keys and values of layers with these shapes."""
+    begin = 0
+    for shape in shapes:
+        end = begin + shape.numbers * positions
+        yield shape.split(flat[begin:end], positions)
+        begin = end
 
 
 def count_numbers(shapes: Iterable[KvShape], positions: int) -> int:

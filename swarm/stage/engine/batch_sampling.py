@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from swarm.stage.engine import device_sampling
 from swarm.stage.engine import native_sampling as kernel
 from swarm.stage.engine.grammars import GrammarMasks
 from swarm.stage.engine.sampling import SampledToken, draw_token
@@ -55,7 +56,7 @@ def sample_batch(
         sequence = batch.rows[job.row].sequence
         verifications.append(Verification(job, sequence, num_rows, manifest.eos_token_ids))
         num_rows += 1 + job.num_proposed
-    rows = logits[:num_rows].cpu()
+    rows = _move_to_draw(logits[:num_rows])
     if any(job.params.grammar is not None for job in batch.samples):
         grammars.begin_step()
     draws = [draw for verification in verifications for draw in verification.next_draws()]
@@ -69,7 +70,7 @@ def sample_batch(
 
 def _sample_plainly(batch: Batch, logits: torch.Tensor, manifest: Manifest, threads: int) -> BatchSamples:
     """Draw one token for each job, without proposals and rules: the same as with them, in half of the time."""
-    tokens = draw_rows(logits[: len(batch.samples)].cpu(), batch.samples, manifest, threads)
+    tokens = draw_rows(logits[: len(batch.samples)], batch.samples, manifest, threads)
     sampled: list[Sampled] = []
     failed: list[Failure] = []
     for job, token in zip(batch.samples, tokens, strict=True):
@@ -81,10 +82,19 @@ def _sample_plainly(batch: Batch, logits: torch.Tensor, manifest: Manifest, thre
     return BatchSamples(tuple(sampled), tuple(failed))
 
 
+def _move_to_draw(rows: torch.Tensor) -> torch.Tensor:
+    """Return the rows where tokens are drawn from them: on their device if it draws as a CPU does, else on the host."""
+    return rows if device_sampling.supports(rows) else rows.cpu()
+
+
 def draw_rows(
     rows: torch.Tensor, jobs: Sequence[SampleJob], manifest: Manifest, threads: int, masks: Sequence[Mask | None] = ()
 ) -> list[SampledToken | None]:
-    """Draw the token after each job's history, by the kernel if it is there."""
+    """Draw the token after each job's history: on the rows' device if it draws as a CPU does, else by the native kernel
+    if it is there."""
+    rows = _move_to_draw(rows)
+    if rows.device.type != "cpu":
+        return device_sampling.sample_rows_on_device(rows, jobs, manifest.eos_token_ids, masks)
     if kernel.supports(rows):
         return kernel.sample_rows_native(rows, jobs, manifest.eos_token_ids, threads, masks)
     return sample_rows(rows, jobs, manifest.eos_token_ids, masks)

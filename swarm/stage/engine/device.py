@@ -6,6 +6,7 @@ therefore events in the device's own queue; on other devices, they are readings 
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -14,18 +15,20 @@ import psutil
 import torch
 
 from swarm.errors import ModelError
+from swarm.stage.engine.gpu_load import gpu_utilization
 
 
-def resolve_device(name: str, bits: str = "fast") -> str:
+def resolve_device(name: str, bits: str = "auto") -> str:
     """Return the device that ``auto`` stands for: cuda if there is one, and the bits need not be portable; else cpu.
     Another name is returned as it is."""
     if name != "auto":
         return name
-    return "cuda" if bits == "fast" and torch.cuda.is_available() else "cpu"
+    return "cuda" if bits != "portable" and torch.cuda.is_available() else "cpu"
 
 
 def parse_device(name: str) -> torch.device:
-    """Return the device with this name. Raises ``ModelError`` if this machine has no such device."""
+    """Return the device with this name; for cuda without a number, the first GPU. Raises ``ModelError`` if this machine
+    has no such device."""
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -36,7 +39,52 @@ def parse_device(name: str) -> torch.device:
         raise ModelError("device mps was requested, but torch finds none here; use cpu")
     if device.type not in ("cpu", "cuda", "mps"):
         raise ModelError(f"device {name!r} is not supported; use cpu, cuda or mps")
-    return device
+    if device.type != "cuda":
+        return device
+    index, count = device.index or 0, torch.cuda.device_count()
+    if index >= count:
+        raise ModelError(f"device {name} was requested, but this machine has {_list_gpus(count)}")
+    return torch.device("cuda", index)
+
+
+def _list_gpus(count: int) -> str:
+    return "cuda:0 only" if count == 1 else f"cuda:0 to cuda:{count - 1}"
+
+
+def enter_device(device: torch.device) -> None:
+    """Make a GPU the calling thread's device: CUDA has one per thread, and kernels are launched there."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def limit_memory(device: torch.device, num_bytes: int) -> None:
+    """Let this process allocate only this much of a GPU's memory: beyond it, it runs out of memory itself instead of
+    taking the memory of other workers there."""
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / total), device)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has finished all work submitted until now."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def print_devices(bits: str) -> None:
+    """Print, as JSON, this machine's GPUs and the device that ``auto`` stands for."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = [
+        {
+            "device": f"cuda:{index}",
+            "name": torch.cuda.get_device_name(index),
+            "free_bytes": torch.cuda.mem_get_info(index)[0],
+        }
+        for index in range(count)
+    ]
+    print(json.dumps({"auto": resolve_device("auto", bits), "gpus": gpus}))
 
 
 class DeviceClock(Protocol):
@@ -104,6 +152,7 @@ def memory_stats(device: torch.device) -> dict[str, float]:
     """
     if device.type == "cuda":
         return {
+            **gpu_utilization(device),
             "device_memory_bytes": torch.cuda.memory_allocated(device),
             "device_memory_reserved_bytes": torch.cuda.memory_reserved(device),
             "device_memory_peak_bytes": torch.cuda.max_memory_allocated(device),

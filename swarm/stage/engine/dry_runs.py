@@ -25,6 +25,7 @@ from swarm.wire.messages import Manifest, Row
 
 # First steps of layers that were just loaded: first position, number of rows, and whether the modules compute it, too.
 _FIRST_STEPS = ((0, 32, True), (32, 1, True), (0, 128, False))
+_LONG_STEP = (512, 1, False)  # in a pool of pages: beyond a split, for which attention has kernels of its own
 _TEST_CHUNKS = (3, 1)  # positions per pass: first like a prompt, then like a token
 
 log = get_logger(__name__)
@@ -46,17 +47,24 @@ def warm_up(stage: Stage, manifest: Manifest) -> WarmUp:
     module from then on, and ``swarmctl nodes`` shows that.
     """
     arena = KvArena(stage.device)  # an arena of its own: the compute thread may be using the other one
-    arena.open(0, max(start + count for start, count, _ in _FIRST_STEPS))
+    has_splits = arena.pool is not None and manifest.context > _LONG_STEP[0]
+    steps = (*_FIRST_STEPS, _LONG_STEP) if has_splits else _FIRST_STEPS
+    arena.open(0, max(start + count for start, count, _ in steps))
+    arena.states.is_measuring = True  # the long step has none before it
     chance, left_to_torch = np.random.default_rng(7), set[str]()
-    for start, count, compared in _FIRST_STEPS:
+    for start, count, compared in steps:
         hidden = None if stage.has_embedding else chance.standard_normal((count, manifest.row_width), np.float32)
         tokens = chance.integers(0, manifest.vocab_size, count)
-        batch = Batch((Row(0, start, count, stage.has_head),), tokens, hidden, ())
+        row = Row(0, start, count, stage.has_head)
+        batch = Batch((row,), tokens, hidden, ())
+        arena.mark_used(row)
         with portability.watch_operations() as operations:
             result = run_batch(stage, arena, batch, head_rows=[count - 1])
             if compared and stage.program is not None and program.is_enabled():
                 _compare_program(result, run_batch(stage, arena, batch, head_rows=[count - 1], by_modules=True))
         left_to_torch |= operations
+    if stage.tower is not None:
+        stage.tower.warm_up()
     return WarmUp(left_to_torch, arena.shapes(0))
 
 

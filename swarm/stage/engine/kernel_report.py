@@ -12,14 +12,17 @@ from swarm.stage import native
 from swarm.stage.attention import function as attention
 from swarm.stage.attention import native_attention
 from swarm.stage.attention.grid import CELL
+from swarm.stage.attention.paged import find_kernels
 from swarm.stage.engine.kv_transfers import shape_in_config
 from swarm.stage.matmul import experts, linears, proofs
 from swarm.stage.matmul.probe import Proof
-from swarm.stage.matmul.raw_matmul import raw_matrices
+from swarm.stage.matmul.raw_matmul import has_other_matrices, raw_matrices
+from swarm.stage.matmul.triton_products import TritonLinear
 from swarm.stage.model import program
 from swarm.stage.model.build import ModelSkeleton, Stage
 from swarm.stage.model.weight_formats import PLAIN, WeightFormats
 from swarm.stage.modules import experts as own_experts
+from swarm.stage.modules.latents import TorchHeadProducts, TritonHeadProducts
 from swarm.stage.native.linears import NativeLinear
 from swarm.stage.native.variant_choice import PORTABLE
 from swarm.version import __version__
@@ -36,8 +39,9 @@ def describe_kernels(
     """Describe what multiplies in these modules, whose bits that gives, the dtype, and whether it is exact.
 
     Exact means that a sequence's bits depend on nothing but itself. Our own kernels guarantee it by design, and tests
-    check them. torch's kernels are called exact where a probe on this machine has shown it. Nothing is promised for
-    other devices than CPUs. ``left_to_torch`` lists the stage's operations that torch computes in a processor's own way
+    check them. torch's kernels, and ours for GPUs, are called exact where a probe on the device that serves has shown
+    it. On other devices than CPUs that can be shown for products only, not for norms: a stage there is called inexact.
+    ``left_to_torch`` lists the stage's operations that torch computes in a processor's own way
     (``portability``). ``formats`` are those of the whole model. ``same_bits_when_cut``: whether a tiny model of this
     kind had the same bits cut into stages as whole.
     """
@@ -46,16 +50,14 @@ def describe_kernels(
     parts = [f"linears {products}", f"attention {_describe_attention(skeleton)}"]
     if _has_experts(skeleton):
         parts.insert(1, f"experts {_describe_experts(skeleton)}")
-    exact = (
-        same_bits_when_cut
-        and skeleton.device.type == "cpu"
-        and all(map(_is_exact, modules))
-        and _is_attention_exact(skeleton)
-    )
+    has_exact_products = all(map(_is_exact, modules))
+    is_cpu = skeleton.device.type == "cpu"
+    exact = same_bits_when_cut and is_cpu and has_exact_products and _is_attention_exact(skeleton)
     dtype = str(skeleton.dtype).removeprefix("torch.")
     parts.append(_bits_owner(skeleton, left_to_torch))
     notes = f" (not Swarm's own: {native.unavailable_reason()})" if _could_be_native(skeleton) else ""
     notes += f" (rejected: {native.rejected_variants()})" if native.rejected_variants() else ""
+    notes += " (products are exact)" if has_exact_products and not is_cpu else ""
     return f"{'; '.join(parts)}; {dtype}, {'exact' if exact else 'inexact'}{notes}"
 
 
@@ -66,18 +68,22 @@ def _has_experts(skeleton: ModelSkeleton) -> bool:
     return any(map(_holds_experts, skeleton.model.modules()))
 
 
-def describe_bits(
-    skeleton: ModelSkeleton, left_to_torch: Sequence[str], kernels: str, formats: WeightFormats = PLAIN
-) -> str:
-    """Return a text that is equal for two workers if their bits are.
+def describe_bits(skeleton: ModelSkeleton, left_to_torch: Sequence[str], formats: WeightFormats = PLAIN) -> str:
+    """Return a text that is equal for two workers if their bits are known to be.
 
     Where bits are portable, every kernel of the family gives the same ones. Where torch takes part, they depend on the
-    type of machine.
+    type of machine, but not on which of the operations are torch's. Workers of one machine, of which one has layers
+    that leave nothing to torch, have unequal texts.
     """
-    owner = _bits_owner(skeleton, left_to_torch)
+    owner, parts = _bits_owner(skeleton, left_to_torch), [str(skeleton.dtype), *_describe_formats(skeleton, formats)]
     if owner == _PORTABLE:
-        return ", ".join([owner, str(skeleton.dtype), *_describe_formats(skeleton, formats)])
-    return f"{kernels}, on machines of make {proofs.machine_id()}" if "torch" in owner else kernels
+        return ", ".join([owner, *parts])
+    parts = [_kernel_name(skeleton.kernel), f"attention {_describe_attention(skeleton)}", *parts]
+    if _has_experts(skeleton):
+        parts.append(f"experts {_describe_experts(skeleton)}")
+    if left_to_torch or "torch" in owner:
+        parts.append(f"on machines of make {proofs.machine_id(skeleton.device)}")
+    return ", ".join(parts)
 
 
 def describe_code() -> str:
@@ -134,11 +140,11 @@ def _kernel_name(kernel: linears.LinearKernel) -> str:
 
 def _is_exact(module: torch.nn.Module) -> bool:
     """Whether the bits of this module's own products are independent of the other rows."""
-    if isinstance(module, linears.KERNELS):
+    if isinstance(module, (linears.KERNELS, TorchHeadProducts, TritonHeadProducts)):
         return module.exact
     if _holds_experts(module):
         return hasattr(module, "is_transposed") and experts.is_exact(module)
-    return not any(matrix.doubts for matrix in raw_matrices(module))
+    return not has_other_matrices(module) and not any(matrix.doubts for matrix in raw_matrices(module))
 
 
 def _holds_experts(module: torch.nn.Module) -> bool:
@@ -160,12 +166,16 @@ def _describe_experts(skeleton: ModelSkeleton) -> str:
     every = [part for part in skeleton.model.modules() if _holds_experts(part)]
     if skeleton.kernel is NativeLinear and all(own_experts.gate_function(part) is not None for part in every):
         return "native, by group"
+    if skeleton.kernel is TritonLinear:
+        return f"{TritonLinear.name}, by group"
     return f"{linears.PlainLinear.name}, one by one"
 
 
 def _describe_attention(skeleton: ModelSkeleton) -> str:
     if native_attention.supports(torch.empty(0, dtype=skeleton.dtype, device=skeleton.device)):
         return "native"
+    if skeleton.device.type != "cpu":
+        return f"pages, {'torch' if find_kernels(skeleton.device) is None else 'Triton'}"
     # Where long sums are split over threads, another number of threads gives other bits.
     threads = _prove_attention(skeleton).threads
     by = f" by {' or '.join(map(str, threads))} threads" if threads else ""

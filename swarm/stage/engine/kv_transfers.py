@@ -1,4 +1,8 @@
-"""Keys and values on their way to or from another machine: how an executor reads, checks and stores them."""
+"""Keys and values on their way to or from another machine: how an executor reads, checks and stores them.
+
+Layers with states have them at the last position, in layer order behind all keys and values: in float32, in the bit
+patterns of the stored dtype. A layer may have no keys and values.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,11 @@ from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.layouts import choose_layouts
 from swarm.stage.attention.racks import KvShape
 from swarm.stage.attention.sharing import chunk_positions, max_ranges
-from swarm.stage.attention.transfer import from_patterns, to_patterns
+from swarm.stage.attention.transfer import count_numbers, from_patterns, to_patterns
 from swarm.stage.executor import KvData, KvDtype
 from swarm.stage.model.build import ModelSkeleton
-from swarm.stage.model.sizes import find_key_heads
-from swarm.wire.messages import LayerRange, Manifest
+from swarm.stage.model.sizes import count_latents, find_head_sizes, find_key_heads, index_key_size
+from swarm.wire.messages import LayerRange, Manifest, to_ranges
 
 
 class KvTransfers:
@@ -24,7 +28,8 @@ class KvTransfers:
 
     def __init__(self, arena: KvArena, manifest: Manifest, skeleton: ModelSkeleton) -> None:
         self._arena = arena
-        self._per_token = manifest.kv_bytes_per_token
+        self._kv_bytes = tuple(map(manifest.kv_bytes, range(manifest.num_layers)))  # of a position, by layer
+        self._state_bytes = manifest.state_bytes or (0,) * manifest.num_layers
         self._has_states = manifest.state_stride > 0  # sequences begin with states only where all layers have them
         self._dtype, self._device = skeleton.dtype, skeleton.device
         self._dtype_name = cast("KvDtype", manifest.dtype)
@@ -47,15 +52,19 @@ class KvTransfers:
         return unit, max_ranges() // (2 * sum(shape.heads for shape in known))
 
     def read(self, sequence: int, layers: LayerRange, start: int, stop: int) -> KvData:
-        flat = self._arena.read_positions(sequence, layers, start, stop)
+        pieces = [self._arena.read_positions(sequence, part, start, stop) for part in self._attending(layers)]
+        for layer in self._stateful(layers):
+            pieces.append(self._arena.states.read(sequence, layer, stop).view(self._dtype))
+        flat = pieces[0] if len(pieces) == 1 else torch.cat(pieces or [torch.empty(0, dtype=self._dtype)])
         return KvData(layers, start, stop, self._dtype_name, to_patterns(flat))
 
     def fits(self, data: KvData) -> bool:
-        """Return whether these can be keys and values of the model's layers."""
+        """Return whether these can be keys and values, and states, of the model's layers."""
         layers = data.layers
-        if not 0 <= layers.first < layers.stop <= len(self._per_token) or not 0 <= data.start < data.stop:
+        if not 0 <= layers.first < layers.stop <= len(self._kv_bytes) or not 0 <= data.start < data.stop:
             return False
-        num_bytes = sum(self._per_token[layers.first : layers.stop]) * (data.stop - data.start)
+        num_bytes = sum(self._kv_bytes[layers.first : layers.stop]) * (data.stop - data.start)
+        num_bytes += sum(self._state_bytes[layers.first : layers.stop])
         return data.dtype == self._dtype_name and data.numbers.nbytes == num_bytes
 
     def write(self, sequence: int, limit: int, data: KvData, active: LayerRange | None) -> None:
@@ -67,9 +76,26 @@ class KvTransfers:
         if sequence not in self._arena:
             self._arena.open(sequence, limit)
         flat = from_patterns(data.numbers, self._dtype, self._device)
-        shapes = [self._shape(layer) for layer in range(data.layers.first, data.layers.stop)]
-        span = data.start, data.stop
-        self._arena.write_positions(sequence, data.layers, span, flat, shapes=shapes, active=active)
+        span, begin = (data.start, data.stop), 0
+        for part in self._attending(data.layers):
+            shapes = [self._shape(layer) for layer in range(part.first, part.stop)]
+            end = begin + count_numbers(shapes, data.stop - data.start)
+            self._arena.write_positions(sequence, part, span, flat[begin:end], shapes=shapes, active=active)
+            begin = end
+        in_use = range(0) if active is None else range(active.first, active.stop)
+        for layer in self._stateful(data.layers):
+            end = begin + self._state_bytes[layer] // self._dtype.itemsize
+            state = flat[begin:end].clone().view(torch.float32)  # a copy: the message is longer than one state
+            self._arena.states.write(sequence, layer, data.stop, state, is_copy=layer not in in_use)
+            begin = end
+
+    def _attending(self, layers: LayerRange) -> tuple[LayerRange, ...]:
+        """Return the layers that have keys and values."""
+        return to_ranges(layer for layer in range(layers.first, layers.stop) if self._kv_bytes[layer])
+
+    def _stateful(self, layers: LayerRange) -> list[int]:
+        """Return the layers that have states."""
+        return [layer for layer in range(layers.first, layers.stop) if self._state_bytes[layer]]
 
     def _shape(self, layer: int) -> KvShape:
         """Return the shape of a layer's keys and values; before it was loaded, as the configuration gives it."""
@@ -78,15 +104,20 @@ class KvTransfers:
     @property
     def copy_bytes(self) -> int:
         """Bytes that copies take, in whole blocks."""
-        return sum(self._per_token[layer] * positions for layer, positions in self._arena.copied.items())
+        positions = sum(self._kv_bytes[layer] * positions for layer, positions in self._arena.copied.items())
+        return positions + self._arena.states.copied_bytes
 
 
 def shape_in_config(config: Any, layer: int = 0) -> KvShape:
     """Return the shape that the model's configuration gives a layer."""
     text = config.get_text_config().per_layer_config[layer]
+
+    def setting(name: str) -> Any:
+        return getattr(text, name, None)
+
     if getattr(text, "kv_lora_rank", None) is not None:
-        return KvShape(1, int(text.kv_lora_rank + text.qk_rope_head_dim), 0)
+        latent = int(text.kv_lora_rank + text.qk_rope_head_dim) + index_key_size(setting, layer)
+        return KvShape(count_latents(setting), latent, 0)
     heads = int(getattr(text, "num_attention_heads", 1))
     size = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
-    key_heads = find_key_heads(lambda name: getattr(text, name, None), layer) or heads
-    return KvShape(int(key_heads), size, text.v_head_dim if text.model_type == "mimo_v2_flash" else size)
+    return KvShape(int(find_key_heads(setting, layer) or heads), *find_head_sizes(setting, size))

@@ -13,6 +13,7 @@ one result (``shared_cache``).
   emptied before each run; otherwise the one layer here might stay in it and be faster than among others.
 - If only one step is in flight, each stage has been idle before the step arrives. Its code and the cores are then cold,
   which costs a millisecond or two. This is measured after such pauses.
+- A GPU is timed by events in its own queue: the host's clock would count how long it takes to notice the end.
 - If a container limits the processor's time (``cpu_quota``), a run at full speed is followed by a stop that may or may
   not fall into the timed part. There the processor's time is measured and scaled to the average.
 """
@@ -31,15 +32,16 @@ import numpy as np
 import torch
 from msgspec import structs
 
+from swarm.params import SamplingParams
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.grid import GRID
-from swarm.stage.engine import cpu_quota
+from swarm.stage.engine import cpu_quota, device_sampling
 from swarm.stage.engine.constant_weights import VALUE, ConstantSource, WeightSizes, constant_weight
+from swarm.stage.engine.device import CudaClock, synchronize
 from swarm.stage.engine.forward import run_batch
-from swarm.stage.executor import Batch
+from swarm.stage.executor import Batch, SampleJob
 from swarm.stage.model.build import ModelSkeleton, Stage, WeightLoader
 from swarm.stage.model.weight_formats import WeightFormats
-from swarm.stage.modules.matrices import make_linear
 from swarm.stage.native import shared_cache
 from swarm.stage.native.cores import computing
 from swarm.wire.messages import LayerCost, LayerRange, Row
@@ -53,6 +55,7 @@ _PROMPT_CHUNK = 256  # positions of a long prompt's chunk
 _PROMPTS = (16, 64)  # and _CHUNK, which also fills the long sequence
 _DECODES = (1, 4, 16, 64)  # sequences, each after few positions
 _LONG_DECODES = (1, 16)  # sequences, each after many positions
+_HEADS = (1, 16)  # rows of the head
 _NUM_RUNS = 4
 _IDLE_S = 0.003  # pause before a timed run: about the time of the other stages and the broker
 _NUM_IDLE_RUNS = 9
@@ -123,25 +126,29 @@ class _LayerBench:
         self._scratch = _scratch(skeleton, sizes.total)
         # cores that a container allows; None: no limit
         self._cpu_limit = cpu_quota.read_cpu_limit() if skeleton.device.type == "cpu" else None
+        self._device_clock = CudaClock() if skeleton.device.type == "cuda" else None
         self._now = time.perf_counter
         self._slowness = 1.0  # factor by which a limited processor is slower: the same sizes are measured, in more time
 
     def _make_head(self, formats: WeightFormats) -> torch.nn.Module:
-        parts, others = self._skeleton.parts, dict(formats.others)
+        skeleton, others = self._skeleton, dict(formats.others)
+        parts = skeleton.parts
         form = others.get(f"{parts.output_embedding}.weight")
         if form is None and self._text.tie_word_embeddings:
             form = others.get(f"{parts.input_embedding}.weight")
-        if form is not None:
-            return make_linear(constant_weight(form, *self._table.shape), None, self._skeleton.rows)
-        return self._skeleton.kernel(self._table.clone(), None)
+        if form is None:
+            return skeleton.kernel(self._table.clone(), None)
+        return skeleton.build_quantized(constant_weight(form, *self._table.shape), None)
 
     def measure(self, threads: int) -> list[LayerCost]:
         """Measure a prompt, a decode, head and embedding; more sizes while time is left."""
         self._now = make_clock(self._cpu_limit, threads)
         self._slowness = min(_MAX_SLOWNESS, max(1.0, threads / self._cpu_limit)) if self._cpu_limit else 1.0
-        ends = time.perf_counter() + _PATIENCE_S * self._slowness
         longest = min(2 * _PROMPT_CHUNK, getattr(self._text, "max_position_embeddings", 2 * _PROMPT_CHUNK) - GRID)
         chunk = max(1, longest // 2 // GRID * GRID)
+        if self._device_clock is not None:
+            self._prepare_kernels(chunk, threads)
+        ends = time.perf_counter() + _PATIENCE_S * self._slowness
         costs: list[LayerCost] = []
 
         def is_wanted(kind: str) -> bool:
@@ -165,7 +172,7 @@ class _LayerBench:
         for count in _PROMPTS:
             add_layers("prefill", _prompt(count, 0))
         add_layers("decode", self._decode(1, _SHORT_CONTEXT))
-        for count in (1, 16):
+        for count in _HEADS:
             if is_wanted("head"):
                 add(
                     "head",
@@ -183,6 +190,22 @@ class _LayerBench:
                 add_layers("decode", self._decode(count, 2 * chunk))
         self._arena.reset()
         return costs
+
+    def _prepare_kernels(self, chunk: int, threads: int) -> None:
+        """Compute each size once. A device compiles a kernel, and probes a product, when it first uses it: that takes
+        seconds, which would leave no time for the larger sizes."""
+        self._arena.open(0, 2 * chunk + GRID)
+        prompts = (*((count, 0) for count in _PROMPTS), (chunk, 0), (chunk, chunk))
+        decodes = [(count, _SHORT_CONTEXT) for count in _DECODES] + [(count, 2 * chunk) for count in _LONG_DECODES]
+        for stage in (self._one_layer, self._several_layers):
+            for count, start in prompts:
+                self._pass(stage, _prompt(count, start), threads)()
+            for count, context in decodes:
+                self._pass(stage, self._decode(count, context), threads)()
+        for count in _HEADS:
+            self._logits(count, threads)()
+        synchronize(self._skeleton.device)
+        self._arena.reset()
 
     def measure_idle_penalty(self, threads: int) -> float:
         """Return how much longer a stage's step takes after the stage was idle while others computed."""
@@ -209,14 +232,12 @@ class _LayerBench:
         """Return the smallest duration of each callable; they are run in turns."""
         for run_once in runs:
             run_once()
+        synchronize(self._skeleton.device)
         best, ends = [float("inf")] * len(runs), time.perf_counter() + _BUDGET_S * self._slowness * len(runs)
         for _ in range(_NUM_RUNS):
             for index, run_once in enumerate(runs):
                 self._empty_cache()
-                began = self._now()
-                run_once()
-                self._wait()
-                best[index] = min(best[index], self._now() - began)
+                best[index] = min(best[index], self._time(run_once))
             if time.perf_counter() > ends:
                 break
         return best
@@ -225,11 +246,15 @@ class _LayerBench:
         if self._scratch is not None:
             self._scratch.add_(1)
 
-    def _wait(self) -> None:
-        if self._skeleton.device.type == "cuda":
-            torch.cuda.synchronize(self._skeleton.device)
-        elif self._skeleton.device.type == "mps":
-            torch.mps.synchronize()
+    def _time(self, run_once: Callable[[], object]) -> float:
+        if self._device_clock is not None:
+            first = self._device_clock.mark()
+            run_once()
+            return self._device_clock.elapsed_s(first, self._device_clock.mark())
+        began = self._now()
+        run_once()
+        synchronize(self._skeleton.device)
+        return self._now() - began
 
     def _decode(self, sequences: int, context: int) -> tuple[Row, ...]:
         """Return rows for one more position of each sequence. The first sequence exists; the others begin with a copy
@@ -240,18 +265,24 @@ class _LayerBench:
 
     def _pass(self, stage: Stage, rows: tuple[Row, ...], threads: int) -> Callable[[], object]:
         num = sum(row.count for row in rows)
+        for row in rows:
+            self._arena.mark_used(row)
         hidden = np.full((num, self._skeleton.row_width), VALUE, np.float32)
         batch = Batch(rows, np.zeros(num, np.int64), hidden, ())
         return lambda: run_batch(stage, self._arena, batch, threads=threads)
 
     def _logits(self, count: int, threads: int) -> Callable[[], object]:
         """Return the work of a step's last stage: multiply, check that all logits are finite, find the largest."""
+        jobs = [SampleJob(0, SamplingParams(), 0, (0,), 1)] * count
         shape, skeleton = (count, self._text.hidden_size), self._skeleton
         rows = torch.full(shape, VALUE, dtype=skeleton.dtype, device=skeleton.device)
 
         def once() -> object:
             with computing(threads, count):
-                scores = self._head(rows).float().cpu()
+                scores = self._head(rows)
+            if device_sampling.supports(scores):
+                return device_sampling.sample_rows_on_device(scores, jobs, ())
+            scores = scores.float().cpu()
             return torch.isfinite(scores).all(dim=-1), torch.argmax(scores, dim=-1)
 
         return once

@@ -32,7 +32,7 @@ class MemoryPlan:
         """Return the bytes that keys and values may take in a stage. ``layers``: None for a worker without a stage."""
         weights = 0
         if layers is not None:
-            weights, standby = self.manifest.weight_bytes(layers), standby - layers_of((layers,))
+            weights, standby = self.manifest.fixed_bytes(layers), standby - layers_of((layers,))
         free_bytes = max(0, self.memory_bytes - weights - self.standby_bytes(standby))
         return min(_MAX_KV_BYTES, int(free_bytes * self.kv_share))
 
@@ -61,7 +61,7 @@ class MemoryPlan:
         """Raise ``ModelError`` unless a plan that holds this number of positions still fits beside its weights and
         the states of its sequences."""
         per_token = sum(self.manifest.kv_bytes_per_token[layers.first : layers.stop])
-        weights = self.manifest.weight_bytes(layers) + self.standby_bytes(standby - layers_of((layers,)))
+        weights = self.manifest.fixed_bytes(layers) + self.standby_bytes(standby - layers_of((layers,)))
         if (lacks := weights + reserved_bytes + kv_positions * per_token - self.memory_bytes) > 0:
             raise ModelError(
                 f"this worker lacks {lacks / (1 << 20):.1f} MiB beside its layers, keys and values; drop another "

@@ -11,8 +11,10 @@ import torch
 from swarm.errors import ModelError
 from swarm.log import get_logger
 from swarm.stage import native
+from swarm.stage.cuda.precision import use_full_precision
 from swarm.stage.engine.kernel_report import describe_bits, describe_kernels
-from swarm.stage.engine.selfcheck import Numerics, check_cut, check_kernels, same_bits
+from swarm.stage.engine.selfcheck import Numerics, check_cut, check_device, check_kernels, same_bits
+from swarm.stage.matmul.linears import QUANTIZED_KERNELS
 from swarm.stage.model.adapter_folder import AdapterFolder
 from swarm.stage.model.build import DTYPES, ModelSkeleton
 from swarm.stage.model.checkpoint import Checkpoint
@@ -35,11 +37,16 @@ class ModelKernels:
         self._checkpoint = checkpoint
         self._device = device
         self._dtype_name = dtype_name
+        if device.type == "cuda":
+            use_full_precision()
         self._left_to_torch: set[str] = set()  # processor-dependent torch operations of everything loaded so far
         self._build_skeleton()
         check_cut(self.skeleton.config)
         # whether cut and whole models of this kind have the same bits
         self._same_bits_when_cut = device.type == "cpu" and self._prove_kernels()
+        if device.type != "cpu":
+            numerics = Numerics.of_model(self.skeleton, self.formats)
+            check_device(self.skeleton.config, dtype_name, device, numerics)
         self._check_activations()
 
     def _build_skeleton(self) -> None:
@@ -57,8 +64,8 @@ class ModelKernels:
         return same_bits(self.skeleton.config, self._dtype_name, Numerics.of_model(self.skeleton, self.formats))
 
     def _check_activations(self) -> None:
-        """Raise ``ModelError`` if rows should be rounded to int8 and our kernels do not multiply."""
-        if self._checkpoint.has_int8_rows and not self.skeleton.has_quantized_products:
+        """Raise ``ModelError`` if rows should be rounded to int8 and our kernels for CPUs do not multiply."""
+        if self._checkpoint.has_int8_rows and not (self.are_own and self.skeleton.has_quantized_products):
             why = native.unavailable_reason() or f"they do not compute in {self._dtype_name} on {self._device}"
             raise ModelError(
                 f"worker.activations = int8 needs Swarm's kernels, which this worker can't use ({why}); set it to auto "
@@ -67,18 +74,19 @@ class ModelKernels:
 
     @property
     def are_own(self) -> bool:
-        """Whether our own kernels multiply, not torch's."""
+        """Whether our own kernels for CPUs multiply, not torch's or those of a GPU."""
         return self.skeleton.kernel is NativeLinear
 
     def scale_memory(self, num_bytes: int) -> int:
         """Return how much of the manifest's bytes this memory holds.
 
         The manifest has the packed sizes of quantized matrices. Without our kernels they are dequantized, so that the
-        same layers take more memory.
+        same layers take more memory; on a GPU, codes of 5 and 6 bits take a byte, and embeddings are dequantized.
         """
-        if self.skeleton.has_quantized_products:
+        if self.skeleton.has_quantized_products and self.are_own:
             return num_bytes
-        return int(num_bytes * self._checkpoint.packed_share(self._dtype_name))
+        on_gpu = self.skeleton.has_quantized_products
+        return int(num_bytes * self._checkpoint.packed_share(self._dtype_name, on_gpu=on_gpu))
 
     def add_states(self, manifest: Manifest) -> Manifest:
         """Return the manifest with the sizes of the layers' states."""
@@ -94,7 +102,7 @@ class ModelKernels:
 
     def adapter_bytes(self, adapter: AdapterFolder) -> tuple[int, ...]:
         """Return the memory that an adapter takes, by layer. Raises ``ModelError`` if it can't change this model."""
-        if not self.are_own:
+        if self.skeleton.kernel not in QUANTIZED_KERNELS:
             why = native.unavailable_reason() or f"they do not compute in {self._dtype_name} on {self._device}"
             raise ModelError(f"adapters need Swarm's kernels, which this worker can't use ({why})")
         layers = self.skeleton.parts.layers
@@ -115,4 +123,4 @@ class ModelKernels:
             formats=self.formats,
             same_bits_when_cut=self._same_bits_when_cut,
         )
-        return kernels, describe_bits(self.skeleton, left_to_torch, kernels, self.formats)
+        return kernels, describe_bits(self.skeleton, left_to_torch, self.formats)

@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -23,15 +24,16 @@ import numpy as np
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
 
-from swarm.errors import ModelError
+from swarm.errors import ModelError, refusing_model
 from swarm.stage import native
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.engine.forward import copy_to_array, run_batch
 from swarm.stage.engine.tiny import VOCABULARY, tiny_config
 from swarm.stage.executor import Batch
-from swarm.stage.model import text_models
-from swarm.stage.model.build import DTYPES, ModelSkeleton, Stage, WeightLoader, find_parts
+from swarm.stage.model import attention_variants, text_models
+from swarm.stage.model.build import DTYPES, ModelSkeleton, Stage, WeightLoader, build_unloaded, find_parts
 from swarm.stage.model.configuration import fix_rope
 from swarm.stage.model.conversion import transposed_names
 from swarm.stage.model.weight_formats import PLAIN, WeightFormats
@@ -50,6 +52,7 @@ KERNEL_TOLERANCE = 0.15
 # one after the other, is no such accident.
 _NUM_MODELS = 3
 _LENGTHS = (300, 21)  # longer than a tiny window, and than two cells of the attention's grid
+_CPU = torch.device("cpu")
 _CHUNK = 187  # prompt positions in a step; ends within a cell
 
 
@@ -75,8 +78,34 @@ class MemorySource:
         return None if tensor is None else QuantizedWeight(tensor.format, tensor.shape, "", lambda: tensor)
 
 
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """How matrices are stored, and whether rows are rounded to int8 before they are multiplied."""
+
+    formats: WeightFormats = PLAIN
+    int8_rows: bool = False
+
+    @classmethod
+    def of_model(cls, skeleton: ModelSkeleton, formats: WeightFormats) -> Numerics:
+        return cls(formats, skeleton.rows.int8 and formats != PLAIN)
+
+
+_AS_PLAIN = Numerics()
+
+
+def check_served(folder: Path) -> None:
+    """Raise ``UnservedModel`` if this version can't serve a model with this configuration, whatever its weights.
+
+    A worker makes the same checks, in the same order, so that its refusal has the same text. For commands, not for
+    workers: transformers logs no warnings afterwards, which would surround that text.
+    """
+    logging.set_verbosity_error()
+    check_cut(build_unloaded(folder).config)
+
+
+@refusing_model()
 def check_cut(config: Any) -> None:
-    """Raise ``ModelError`` unless a model with this configuration has the same logits cut into stages as whole, in
+    """Raise ``UnservedModel`` unless a model with this configuration has the same logits cut into stages as whole, in
     float32.
 
     If that holds with torch's kernels only, our own are disabled in this process.
@@ -96,30 +125,16 @@ def check_cut(config: Any) -> None:
         )
 
 
-def _checked_difference(config: Any, dtype: str, *numerics: Numerics) -> float:
+def _checked_difference(config: Any, dtype: str, numerics: Numerics = _AS_PLAIN, device: torch.device = _CPU) -> float:
+    own = device.type == "cpu" and native.library() is not None
     try:
-        return _difference(_tiny_config_json(config), dtype, native.library() is not None, *numerics)
+        return _difference(_tiny_config_json(config), dtype, own, numerics, device)
     except _FAILURES as error:
         short = " ".join(str(error).split())[:200]
         raise ModelError(
             f"{type(config).__name__}: a tiny model of this kind could not be computed in stages ({short}), "
             "so it can't be served"
         ) from None
-
-
-@dataclass(frozen=True, slots=True)
-class Numerics:
-    """How matrices are stored, and whether rows are rounded to int8 before they are multiplied."""
-
-    formats: WeightFormats = PLAIN
-    int8_rows: bool = False
-
-    @classmethod
-    def of_model(cls, skeleton: ModelSkeleton, formats: WeightFormats) -> Numerics:
-        return cls(formats, skeleton.rows.int8 and formats != PLAIN)
-
-
-_AS_PLAIN = Numerics()
 
 
 def check_kernels(config: Any, dtype: str, numerics: Numerics = _AS_PLAIN) -> None:
@@ -143,6 +158,17 @@ def check_kernels(config: Any, dtype: str, numerics: Numerics = _AS_PLAIN) -> No
         raise ModelError(
             f"{name}: on this machine, a model of this kind computes something else in {dtype} than in float32 "
             f"(relative difference {difference:.1e}), so it can't be served; try worker.dtype = float32"
+        )
+
+
+def check_device(config: Any, dtype: str, device: torch.device, numerics: Numerics = _AS_PLAIN) -> None:
+    """Raise ``ModelError`` unless this device computes a model of this kind as transformers does on a CPU."""
+    difference = _checked_difference(config, dtype, numerics, device)
+    if not difference <= allowed_difference(dtype, numerics):
+        raise ModelError(
+            f"{type(config).__name__}: on device {device}, a model of this kind computes something else in {dtype} "
+            f"than on a CPU in float32 (relative difference {difference:.1e}), so it can't be served there; try "
+            "worker.dtype = float32 or worker.device = cpu"
         )
 
 
@@ -180,33 +206,37 @@ def _tiny_config_json(config: Any) -> str:
 
 
 @lru_cache(maxsize=16)
-def _difference(text: str, dtype: str, own: bool, numerics: Numerics = _AS_PLAIN) -> float:
+def _difference(text: str, dtype: str, own: bool, numerics: Numerics = _AS_PLAIN, device: torch.device = _CPU) -> float:
     """Return the difference between the cut and the whole model, relative to the largest logit.
 
     It is the maximum where :func:`_is_precise`, else the median of the positions. ``own`` records in the cache key
     whether our own kernels are used; the caller switches them.
     """
     return shared_cache.get_or_compute(
-        _cache_key("difference", text, dtype, own, numerics), float, lambda: _compute_difference(text, dtype, numerics)
+        _cache_key(f"difference on {device}", text, dtype, own, numerics),
+        float,
+        lambda: _compute_difference(text, dtype, numerics, device),
     )
 
 
-def _compute_difference(text: str, dtype: str, numerics: Numerics) -> float:
+def _compute_difference(text: str, dtype: str, numerics: Numerics, device: torch.device) -> float:
     difference, config, ids = math.nan, *_load_case(text)
     for seed in range(1, 1 + _NUM_MODELS):
         whole = _random_model(config, seed).to(DTYPES[dtype]).float()
-        difference = _compare(whole, config, ids, dtype, numerics)
+        difference = _compare(whole, config, ids, dtype, numerics, device=device)
         if difference <= allowed_difference(dtype, numerics):
             break
     return difference
 
 
-def _compare(whole: Any, config: Any, ids: list[torch.Tensor], dtype: str, numerics: Numerics) -> float:
+def _compare(
+    whole: Any, config: Any, ids: list[torch.Tensor], dtype: str, numerics: Numerics, *, device: torch.device
+) -> float:
     source = _quantize(whole, numerics.formats)
-    expected = [_whole_logits(whole, each) for each in ids]
-    actual = _cut_logits(config, source, ids, DTYPES[dtype], int8_rows=numerics.int8_rows)
+    actual = _cut_logits(config, source, ids, DTYPES[dtype], int8_rows=numerics.int8_rows, device=device)
+    expected = [_whole_logits(whole, each) for each in ids]  # last: RWKV's forward changes its weights
     scale = max(float(each.abs().max()) for each in expected)
-    rows = torch.cat([(a.float() - b).abs().amax(-1) for a, b in zip(actual, expected, strict=True)])
+    rows = torch.cat([(a.float().cpu() - b).abs().amax(-1) for a, b in zip(actual, expected, strict=True)])
     return float(rows.max() if _is_precise(dtype, numerics) else rows.median()) / scale  # NaN if any row has one
 
 
@@ -277,6 +307,7 @@ def _random_model(config: Any, seed: int = 1) -> Any:
     model = AutoModelForCausalLM.from_config(
         fix_rope(config), dtype=torch.float32, attn_implementation=attention, trust_remote_code=False
     )
+    attention_variants.drop_zero_experts(model)
     for parameter in model.parameters():
         offset, spread = (1.0, 0.15) if parameter.ndim == 1 else (0.0, min(0.15, 1.2 * parameter.shape[-1] ** -0.5))
         parameter.data = torch.randn(parameter.shape, generator=generator) * spread + offset
@@ -297,10 +328,11 @@ def _cut_logits(
     *,
     cut: bool = True,
     int8_rows: bool = False,
+    device: torch.device = _CPU,
 ) -> list[torch.Tensor]:
     """Return the logits of the test sequences, computed in three stages and several steps; with ``cut=False``, in one
     stage and one step."""
-    skeleton = ModelSkeleton(config, torch.device("cpu"), dtype, int8_rows=int8_rows)
+    skeleton = ModelSkeleton(config, device, dtype, int8_rows=int8_rows)
     weights = WeightLoader(skeleton, source, lambda _: None)
     lines = sorted({0, 1, skeleton.num_layers - 1, skeleton.num_layers}) if cut else (0, skeleton.num_layers)
     stages = [Stage(skeleton, LayerRange(*pair), {}, weights) for pair in itertools.pairwise(lines)]
@@ -334,6 +366,8 @@ def _run_stages(
 ) -> torch.Tensor:
     hidden = result = None
     for stage, arena in zip(stages, arenas, strict=True):
+        for row in rows:
+            arena.mark_used(row)
         result = run_batch(stage, arena, Batch(rows, tokens, hidden, ()), head_rows=range(len(tokens)))
         hidden = None if stage.has_head or result is None else copy_to_array(result)
     if result is None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from transformers import AutoConfig
 
+from swarm.stage.model.decoders import count_layers
 from swarm.stage.model.text_models import text_config_of
 
 VOCABULARY = 96
@@ -39,6 +40,9 @@ _LIMITS = {
     **dict.fromkeys(("n_group", "num_expert_group", "zero_expert_num"), 2),
     **dict.fromkeys(("sliding_window", "sliding_window_size", "attention_window_size", "window_size"), 40),
     "attention_chunk_size": 64,
+    # Few positions, so that an index chooses some of a short prompt's; many heads, so that few scores are 0 and equal.
+    **{"index_topk": 40, "index_n_heads": 16},
+    "dff": 96,
     **dict.fromkeys(("mamba_d_state", "ssm_state_size", "state_size"), 16),
     **dict.fromkeys(("mamba_n_groups", "n_groups", "mamba_ngroups"), 2),
     **dict.fromkeys(("mamba_dt_rank", "time_step_rank"), 8),
@@ -54,24 +58,28 @@ _HEAD_SIZES = {
 }
 _HEADS = {
     *("num_attention_heads", "num_key_value_heads", "swa_num_attention_heads", "swa_num_key_value_heads"),
-    *("num_attention_heads_per_layer", "num_global_key_value_heads", "index_n_heads", "linear_num_key_heads"),
+    *("num_attention_heads_per_layer", "num_global_key_value_heads", "linear_num_key_heads"),
     *("linear_num_value_heads", "linear_num_heads", "kv_n_heads", "num_kv_heads", "num_query_groups"),
+    "num_heads",
 }
 _OF_WIDTH = {"word_embed_proj_dim", "lru_width", "attention_hidden_size", "embedding_dim"}
 _MAMBA_HEADS = ("mamba_n_heads", "mamba_num_heads", "n_mamba_heads")
 _MAMBA_SIZES = {"mamba_d_head", "mamba_head_dim", "mamba_headdim"}
 _PAIRS = {"short_factor", "long_factor"}  # lists with a number per rotated pair
+_PART_LISTS = {"ssm_multipliers", "mlp_multipliers"}  # lists with a number per part of a layer
 _LAYER_LISTS = {"moe_layers", "full_attn_idxs", "mlp_only_layers", "hybrid_layer_ids"}
-_FIRST_LAYERS = {"first_k_dense_replace", "num_dense_layers", "max_window_layers", "moe_layer_start_index"}
+_FIRST_LAYERS = {
+    *("first_k_dense_replace", "num_dense_layers", "max_window_layers", "moe_layer_start_index", "num_blocks"),
+}
 _LAST_LAYERS = {"num_kv_shared_layers"}
 _PERIODS = {"attn_layer_period", "expert_layer_period"}  # of layers of a kind: the first layers have all kinds
 
 
-def tiny_config(config: Any) -> Any:
+def tiny_config(config: Any, fewest_layers: int = _FEWEST_LAYERS) -> Any:
     """Return the configuration of a small model of the same kind, with every kind of layer that it has."""
     text = text_config_of(config)
     settings = _Settings(text)
-    settings.choose_layers()
+    settings.choose_layers(fewest_layers)
     settings.shrink_sizes()
     return AutoConfig.for_model(**settings.values)
 
@@ -83,7 +91,7 @@ class _Settings:
         self.values: dict[str, Any] = copy.deepcopy(text.to_dict())
         self._stored = type(text).attribute_map  # the class's own names by the common ones
         self._common = {stored: name for name, stored in self._stored.items()}
-        self._number = text.num_hidden_layers
+        self._number = count_layers(text)
 
     def _get(self, *names: str) -> int:
         """Return the first of these settings that is a number; 0 if none is."""
@@ -93,7 +101,7 @@ class _Settings:
     def _find(self, names: set[str], kind: type) -> dict[str, Any]:
         return {name: value for name, value in self.values.items() if name in names and isinstance(value, kind)}
 
-    def choose_layers(self) -> None:
+    def choose_layers(self, fewest: int) -> None:
         """Keep two layers of each kind, and change everything that counts or names layers."""
         lists, first, last = (
             self._find(_LAYER_LISTS, list),
@@ -104,7 +112,7 @@ class _Settings:
         each = {
             name: value
             for name, value in self.values.items()
-            if isinstance(value, list) and len(value) == self._number and name not in lists
+            if isinstance(value, list) and len(value) == self._number and name not in lists.keys() | _PART_LISTS
         }
 
         def kind(layer: int) -> tuple[object, ...]:
@@ -116,11 +124,12 @@ class _Settings:
                 *(layer < self._number - value for value in last.values()),
             )
 
-        periods = self._find(_PERIODS, int)
-        chosen = _choose([kind(layer) for layer in range(self._number)])
+        periods = {} if "layers_block_type" in each else self._find(_PERIODS, int)
+        chosen = _choose([kind(layer) for layer in range(self._number)], fewest)
         if periods:
-            chosen = list(range(min(self._number, max(periods.values()))))
-        self.values[self._stored.get("num_hidden_layers", "num_hidden_layers")] = len(chosen)
+            chosen = list(range(min(self._number, max(fewest, *periods.values()))))
+        name = "num_layers" if self.values["model_type"] == "longcat_flash" else "num_hidden_layers"
+        self.values[self._stored.get(name, name)] = len(chosen)
         for name, value in each.items():
             self.values[name] = [value[layer] for layer in chosen]
         for name, value in lists.items():
@@ -134,6 +143,8 @@ class _Settings:
 
     def shrink_sizes(self) -> None:
         width, heads = self._get("hidden_size"), self._get("num_attention_heads") or 1
+        if not self._get("expand"):  # Mamba-2's heads are no attention's
+            heads = self._get("num_attention_heads", "num_heads") or 1
         size = self._get("head_dim") or width // heads
         few_heads = _few_heads(heads, self._get("num_key_value_heads", "num_kv_heads") or heads)
         factor = self._size_factor(self._get("qk_nope_head_dim") or size)
@@ -156,6 +167,8 @@ class _Settings:
             return min(value, _LIMITS[name]) if name in _LIMITS else value
 
         self.values = {name: self._shrink(name, value, shrink, factor) for name, value in self.values.items()}
+        if "attention_head_dim" in self.values and "attention_hidden_size" in self.values:  # Zamba's heads fill it
+            self.values["attention_head_dim"] = self.values["attention_hidden_size"] // few_heads
         groups = self._get("n_group", "num_expert_group")
         if groups and self._get("topk_group"):
             self.values["topk_group"] = min(groups, self._get("topk_group"), max(1, groups - 1))
@@ -215,14 +228,14 @@ def _few_heads(heads: int, key_heads: int) -> int:
     return min(heads, 8) if key_heads == 1 else 2 * (heads // key_heads)
 
 
-def _choose(kinds: list[tuple[object, ...]]) -> list[int]:
-    """Return the first two layers of each kind, or the first one where that gives many; at least four."""
+def _choose(kinds: list[tuple[object, ...]], fewest: int) -> list[int]:
+    """Return the first two layers of each kind, or the first one where that gives many; at least ``fewest``."""
     for most in (2, 1):
         chosen = [n for n, kind in enumerate(kinds) if kinds[:n].count(kind) < most]
         if len(chosen) <= _MOST_LAYERS:
             break
     others = [n for n in range(len(kinds)) if n not in chosen]
-    chosen = sorted([*chosen, *others[: max(0, _FEWEST_LAYERS - len(chosen))]])
-    while len(chosen) < _FEWEST_LAYERS:  # a model of fewer layers has each more than once
+    chosen = sorted([*chosen, *others[: max(0, fewest - len(chosen))]])
+    while len(chosen) < fewest:  # a model of fewer layers has each more than once
         chosen = sorted(2 * chosen)
     return chosen

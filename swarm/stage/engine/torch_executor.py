@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -21,9 +22,18 @@ from swarm.stage.attention.arena import KvArena
 from swarm.stage.attention.passes import CacheStats
 from swarm.stage.engine import dry_runs
 from swarm.stage.engine.batch_sampling import BatchSamples, sample_batch
-from swarm.stage.engine.device import free_memory, make_clock, memory_stats, parse_device, release_cached
+from swarm.stage.engine.device import (
+    enter_device,
+    free_memory,
+    limit_memory,
+    make_clock,
+    memory_stats,
+    parse_device,
+    release_cached,
+)
 from swarm.stage.engine.forward import copy_to_array, run_batch
 from swarm.stage.engine.grammars import GrammarMasks
+from swarm.stage.engine.images import MANY_PATCHES, ImageEncoder
 from swarm.stage.engine.kernel_report import describe_code, describe_fallback
 from swarm.stage.engine.kv_transfers import KvTransfers
 from swarm.stage.engine.loaded_layers import LoadedLayers
@@ -32,6 +42,7 @@ from swarm.stage.engine.memory_plan import MemoryPlan
 from swarm.stage.engine.model_kernels import ModelKernels
 from swarm.stage.engine.prompt_logprobs import BatchPromptLogprobs, compute_prompt_logprobs
 from swarm.stage.engine.rechecks import Rechecker
+from swarm.stage.engine.shortages import MemoryShortages
 from swarm.stage.engine.vectors import BatchVectors, VectorPool
 from swarm.stage.executor import Batch, Capacity, FenceRaised, ForwardResult, KvData, Progress, StopCheck
 from swarm.stage.model.adapter_folder import AdapterFolder, open_adapters
@@ -39,6 +50,7 @@ from swarm.stage.model.build import Stage, choose_dtype
 from swarm.stage.model.checkpoint import Checkpoint
 from swarm.stage.model.loading import StageLoader, log_fetching
 from swarm.stage.model.location import locate_model
+from swarm.stage.model.vision_tower import ImageRows
 from swarm.stage.native import cores
 from swarm.stage.native.memory import release_free_memory
 from swarm.stage.quantization.at_load import AS_STORED, Quantization
@@ -68,6 +80,7 @@ class _Counters:
     samples: int = 0  # draws that were requested, one per row
     fenced: int = 0  # passes that a newer epoch stopped
     compute_s: float = 0.0  # including copies to the host
+    images_s: float = 0.0  # of parts of images, which ``compute_s`` leaves out
     sample_s: float = 0.0
 
     def add_pass(self, batch: Batch, compute_s: float, sample_s: float) -> None:
@@ -90,7 +103,7 @@ class TorchExecutor:
     bytes that this worker may use in total (default: the device's free memory). ``kv_share``: share of the memory left
     by the weights that keys and values may take. ``threads``: number of threads that compute while other steps are in
     flight (default: torch's choice), ``threads_alone``: when there is no other step (default: all available cores).
-    ``adapters``: folders of adapters by name.
+    ``adapters``: folders of adapters by name. ``images``: load the vision tower, if there is one.
     """
 
     def __init__(
@@ -105,10 +118,14 @@ class TorchExecutor:
         threads_alone: int | None = None,
         kv_share: float = KV_SHARE,
         adapters: Mapping[str, str] = MappingProxyType({}),
+        images: bool = True,
     ) -> None:
         place = locate_model(path, log_fetching)
-        self._checkpoint = Checkpoint.at(place, quantization)
+        self._checkpoint = Checkpoint.at(place, quantization, images=images)
         self._device = parse_device(device)
+        enter_device(self._device)
+        if memory_limit is not None:
+            limit_memory(self._device, memory_limit)
         self._dtype_name = choose_dtype(dtype, self._checkpoint.stored_dtype, self._device)
         self.threads = threads or torch.get_num_threads()
         self.threads_alone = threads_alone or max(self.threads, cores.num_available())
@@ -122,6 +139,7 @@ class TorchExecutor:
         self._loader = StageLoader(self._checkpoint, self._manifest, self._skeleton, self._source, opened)
         memory_bytes = self.scale_memory(memory_limit if memory_limit is not None else free_memory(self._device))
         self._memory = MemoryPlan(self._manifest, memory_bytes, kv_share)
+        self._shortages = MemoryShortages(self._device, self._memory)
         self._arena = KvArena(self._device, self._manifest.state_stride or STATE_STRIDE)
         self._transfers = KvTransfers(self._arena, self._manifest, self._skeleton)
         self._clock = make_clock(self._device)
@@ -133,6 +151,7 @@ class TorchExecutor:
         self._counters = _Counters()
         self._cache_stats = CacheStats()
         self._vectors = VectorPool()
+        self._images = ImageEncoder()
         self._grammars = GrammarMasks(self._checkpoint.folder, self._manifest.eos_token_ids)
 
     @property
@@ -187,6 +206,9 @@ class TorchExecutor:
 
     # --- plans -------------------------------------------------------------------------------------------------------
 
+    def enter_thread(self) -> None:
+        enter_device(self._device)
+
     def measure(self) -> tuple[LayerCost, ...]:
         costs = measure_layer_costs(self._skeleton, self._kernels.formats, self.threads, self.threads_alone)
         release_free_memory()
@@ -198,9 +220,10 @@ class TorchExecutor:
         began = time.perf_counter()
         standby_layers = layers_of(standby)
         with self._layers.loading:
-            stage, new = self._layers.load_stage(layers, standby_layers, progress)
+            stage, new = self._shortages.retry(lambda: self._layers.load_stage(layers, standby_layers, progress))
             loaded = time.perf_counter()
-            warm_up_s = sum(self._warm_up_stage(self._loader.build_slice(stage, part)) for part in to_ranges(new))
+            slices = [self._loader.build_slice(stage, part) for part in to_ranges(new)]
+            warm_up_s = sum(self._shortages.retry(partial(self._warm_up_stage, part)) for part in slices)
             self._memory.max_sequences = max_sequences
             kv_positions = self._layers.set_prepared(stage, standby_layers)
         kernels, bits = self._kernels.describe(stage.modules)
@@ -249,10 +272,11 @@ class TorchExecutor:
 
     def activate(self, layers: LayerRange, kept: tuple[LayerRange, ...] = (), share_unit: int = 0) -> None:
         self._layers.activate(layers, layers_of(kept))
-        self._arena.keep_layers(layers, layers_of(kept))
-        self._arena.start_sharing(share_unit)
+        self._images.start_epoch(self._active_stage().tower)
         self._rechecker.drop()
         cores.start_helpers(self.threads_alone)
+        self._shortages.retry_for_sequences(lambda: self._arena.keep_layers(layers, layers_of(kept)))
+        self._arena.start_sharing(share_unit)
 
     # --- sequences ---------------------------------------------------------------------------------------------------
 
@@ -263,7 +287,10 @@ class TorchExecutor:
         self._arena.truncate(sequence, position)
 
     def fork(self, sequence: int, source: int, position: int, limit: int, *, may_share: bool = True) -> None:
-        self._arena.fork(sequence, source, position, limit, may_share=may_share)
+        self._shortages.retry_for_sequences(
+            lambda: self._arena.fork(sequence, source, position, limit, may_share=may_share),
+            lambda: self._arena.release(sequence),
+        )
 
     def share(self, sequence: int, source: int, position: int, *, is_mapped: bool) -> None:
         self._arena.share(sequence, source, position, is_mapped=is_mapped)
@@ -319,12 +346,14 @@ class TorchExecutor:
     # --- computing ---------------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]) -> ForwardResult:
+        return self._shortages.compute(lambda: self._forward(batch, fenced, progressed), is_piece=batch.is_piece)
+
+    def _forward(self, batch: Batch, fenced: Callable[[], bool], progressed: Callable[[], None]) -> ForwardResult:
         self._check_adapters(batch)
         stage = self._active_stage() if batch.through is None else self._layers.part_stage(batch.through)
         clock = self._clock
         left_layers: list[Any] = []
         pooled: list[torch.Tensor] = []
-        began = clock.mark()
         for row in batch.rows:
             self._arena.mark_used(row, is_replay=batch.through is not None)
         if self._arena.used > self.kv_capacity():
@@ -332,6 +361,11 @@ class TorchExecutor:
             raise KvFull(f"{self._arena.used} positions are in use, the capacity is {self.kv_capacity()}")
         threads = self.threads_alone if batch.alone else self.threads
         try:
+            self._advance_images(stage, batch, threads, fenced, progressed)
+            began = clock.mark()
+            if not batch.rows:
+                return ForwardResult(None, (), (), 0.0, 0.0)
+            images = self._find_images(stage, batch, threads, fenced, progressed)
             result = run_batch(
                 stage,
                 self._arena,
@@ -343,6 +377,7 @@ class TorchExecutor:
                 cache_stats=self._cache_stats,
                 on_layers_done=lambda: left_layers.append(clock.mark()),
                 on_pooled=pooled.append,
+                images=images,
             )
         except FenceRaised:
             self._counters.fenced += 1
@@ -374,6 +409,33 @@ class TorchExecutor:
             vectors=vectors.vectors,
             prompt_logprobs=prompts.items,
         )
+
+    def _advance_images(
+        self, stage: Stage, batch: Batch, threads: int, fenced: Callable[[], bool], progressed: Callable[[], None]
+    ) -> None:
+        """Compute the batch's parts of images, if this stage embeds."""
+        if batch.image_parts and stage.tower is not None:
+            began = self._clock.mark()
+            with cores.computing(threads, MANY_PATCHES), torch.inference_mode():
+                self._images.advance(stage.tower, batch.image_parts, batch.pixels, fenced, progressed)
+            self._counters.images_s += self._clock.elapsed_s(began, self._clock.mark())
+
+    def _find_images(
+        self,
+        stage: Stage,
+        batch: Batch,
+        threads: int,
+        fenced: Callable[[], bool] = lambda: False,
+        progressed: Callable[[], None] = lambda: None,
+    ) -> ImageRows | None:
+        """Return the batch's tokens of images with their features, if this stage embeds. Raises ``IllegalMove`` if the
+        model has no vision tower."""
+        if any(batch.images) and self._manifest.vision is None:
+            raise IllegalMove(f"{self._manifest.name} reads text only, and images came")
+        if not any(batch.images) or stage.tower is None:
+            return None
+        with cores.computing(threads, MANY_PATCHES), torch.inference_mode():
+            return self._images.find_rows(stage.tower, batch, fenced, progressed)
 
     def _check_adapters(self, batch: Batch) -> None:
         """Raise ``IllegalMove`` for an adapter that is not loaded: the row would silently be computed without it."""
@@ -411,7 +473,8 @@ class TorchExecutor:
         threads = self.threads_alone if batch.alone else self.threads
         for row in batch.rows:
             self._arena.mark_used(row)
-        result = run_batch(stage, self._arena, batch, head_rows=head_rows, threads=threads)
+        images = self._find_images(stage, batch, threads)
+        result = run_batch(stage, self._arena, batch, head_rows=head_rows, threads=threads, images=images)
         if result is None or not stage.has_head:
             raise IllegalMove(f"the stage of layers {stage.layers} has no head")
         return result
@@ -456,6 +519,7 @@ class TorchExecutor:
         self._rechecker.drop()
         release_free_memory()
         release_cached(self._device)
+        self._images.clear()
 
     def stats(self) -> dict[str, float]:
         return {

@@ -14,6 +14,7 @@ import torch
 
 from swarm.stage.matmul.probe import Product
 from swarm.stage.matmul.tiled import TiledMatmul, is_discriminating, sample_matrix, torch_matmul
+from swarm.stage.matmul.triton_products import TritonLinear
 from swarm.stage.native.linears import NativeLinear
 
 # torch publishes no name for oneDNN's packed layout; these operators are what its own compiler emits.
@@ -131,10 +132,11 @@ class PlainLinear(torch.nn.Module):
         return self._product(rows)
 
 
-LinearKernel = type[NativeLinear] | type[PackedLinear] | type[PlainLinear]
+LinearKernel = type[NativeLinear] | type[TritonLinear] | type[PackedLinear] | type[PlainLinear]
 
 # The fastest kernel first.
-KERNELS: tuple[LinearKernel, ...] = (NativeLinear, PackedLinear, PlainLinear)
+KERNELS: tuple[LinearKernel, ...] = (NativeLinear, TritonLinear, PackedLinear, PlainLinear)
+QUANTIZED_KERNELS = (NativeLinear, TritonLinear)  # those that read quantized matrices as they are
 
 
 def choose_kernel(device: torch.device, dtype: torch.dtype, inputs: Iterable[int] = ()) -> LinearKernel:

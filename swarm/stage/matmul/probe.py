@@ -24,9 +24,14 @@ FEW_ROWS = 16
 _MAX_WORK = 1 << 30
 # Values compared for each size. Where 16 bits of a sum are kept, one value in 5,000 reveals another order of summation.
 _NUM_COMPARED = 1 << 17
+_CPU = torch.device("cpu")
 _MAX_ROWS = 256  # upper bound of compared rows if a row has few values: each row costs a call in the smallest tiles
 # Factor of the outlier row's numbers: a scale computed over the whole tile would change the other rows' bits.
 _OUTLIER_FACTOR = 1000.0
+
+# Rows of a tile of our own kernels for GPUs. A tensor core multiplies up to 64 rows while the matrix is being read.
+HEIGHTS = (16, 64, 128)
+FEW_HEIGHTS = 64
 
 _ALIGNMENT = 64  # bytes; alignment of torch's own tensors
 
@@ -53,18 +58,28 @@ class Proof:
 
 
 def prove(
-    product: Product, widths: tuple[int, ...], outputs: int, *, dtype: torch.dtype, work: int, numbers: tuple[int, ...]
+    product: Product,
+    widths: tuple[int, ...],
+    outputs: int,
+    *,
+    dtype: torch.dtype,
+    work: int,
+    numbers: tuple[int, ...],
+    device: torch.device = _CPU,
+    sizes: tuple[int, ...] = SIZES,
+    few_rows: int = FEW_ROWS,
 ) -> Proof:
     """Compare a product's results for different tile sizes and numbers of threads, and return the settings with equal
     bits.
 
     ``widths``: width of each tensor that the product takes. ``outputs``: values in a row of the result. ``work``:
-    number of multiplications for one row. ``numbers``: numbers of threads to try, ascending. The same kernel on the
-    same machine always gets the same proof.
+    number of multiplications for one row. ``numbers``: numbers of threads to try, ascending. ``few_rows``: size up to
+    which a tile takes about as long as one row. The same kernel on the same machine always gets the same proof.
     """
-    sizes = [size for size in SIZES if size <= FEW_ROWS or size * work <= _MAX_WORK]
-    common = min(_MAX_ROWS, max(FEW_ROWS, -(-_NUM_COMPARED // outputs)))
-    rows = _sample_rows(widths, _round_up(common, sizes[-1]) + 1, dtype)
+    if device.type == "cpu":
+        sizes = tuple(size for size in sizes if size <= few_rows or size * work <= _MAX_WORK)
+    common = min(_MAX_ROWS, max(few_rows, -(-_NUM_COMPARED // outputs)))
+    rows = tuple(tensor.to(device) for tensor in _sample_rows(widths, _round_up(common, sizes[-1]) + 1, dtype))
     bits_by_setting: dict[tuple[int, int], torch.Tensor] = {}
     before = torch.get_num_threads()
     try:
@@ -77,7 +92,7 @@ def prove(
                         bits_by_setting[size, number] = bits
     finally:
         torch.set_num_threads(before)  # The probe changes torch's global number of threads: restore it.
-    return _choose_sizes(bits_by_setting, numbers)
+    return _choose_sizes(bits_by_setting, numbers, sizes, few_rows)
 
 
 def _sample_rows(widths: tuple[int, ...], count: int, dtype: torch.dtype) -> Rows:
@@ -108,7 +123,12 @@ def _stable_bits(product: Product, rows: Rows, size: int, common: int) -> torch.
     return straight[:common]
 
 
-def _choose_sizes(bits_by_setting: dict[tuple[int, int], torch.Tensor], numbers: tuple[int, ...]) -> Proof:
+def _choose_sizes(
+    bits_by_setting: dict[tuple[int, int], torch.Tensor],
+    numbers: tuple[int, ...],
+    all_sizes: tuple[int, ...] = SIZES,
+    few_rows: int = FEW_ROWS,
+) -> Proof:
     """Return the tile sizes for which a row has the same bits, with all numbers of threads if possible, else with the
     largest number only.
 
@@ -124,10 +144,10 @@ def _choose_sizes(bits_by_setting: dict[tuple[int, int], torch.Tensor], numbers:
         else:
             classes.append((bits, {setting}))
     for wanted in (numbers, numbers[-1:]):
-        sets = [tuple(size for size in SIZES if all((size, n) in ways for n in wanted)) for _, ways in classes]
+        sets = [tuple(size for size in all_sizes if all((size, n) in ways for n in wanted)) for _, ways in classes]
         if any(sets):
             return Proof(
-                max(filter(None, sets), key=lambda sizes: (sizes[0] <= FEW_ROWS, sizes[-1], len(sizes))), wanted
+                max(filter(None, sets), key=lambda sizes: (sizes[0] <= few_rows, sizes[-1], len(sizes))), wanted
             )
     return Proof()
 

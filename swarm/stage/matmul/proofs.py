@@ -1,7 +1,7 @@
 """Cache of proofs: in memory for this process, and on disk for the next one.
 
-A proof holds for one processor, one torch version and one environment, which are part of its key. The files are in the
-user's cache directory. A file that cannot be read or written only costs another probe.
+A proof holds for one processor or device, one torch version and one environment, which are part of its key. The files
+are in the user's cache directory. A file that cannot be read or written only costs another probe.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from swarm.cache_folder import cache_folder
-from swarm.stage.matmul.probe import SIZES, Proof
+from swarm.stage.matmul.probe import HEIGHTS, SIZES, Proof
 
 _VERSION = 2  # version of the probe: increase it when its trials, or the way kernels are called, change
 # Environment variables by which a user can change the kernels that libraries choose.
@@ -27,6 +27,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 ProofKey = tuple[object, ...]
+_CPU = torch.device("cpu")
 _cache: dict[ProofKey, Proof] = {}  # proofs of this process, by key
 
 
@@ -61,9 +62,21 @@ def machine() -> tuple[object, ...]:
     return (_VERSION, torch.__version__, platform.machine(), _processor(), _cache_sizes(), os.cpu_count())
 
 
-def machine_id() -> str:
-    """Return a short hash of this machine's processor and torch version."""
-    return hashlib.sha256(json.dumps(machine()).encode()).hexdigest()[:8]
+def machine_id(device: torch.device = _CPU) -> str:
+    """Return a short hash of this machine's processor, the device if it is another one, and torch's version."""
+    return hashlib.sha256(json.dumps([*machine(), *device_key(device)]).encode()).hexdigest()[:8]
+
+
+def device_key(device: torch.device) -> tuple[object, ...]:
+    """Return the properties of a device by which its kernels are chosen; nothing for a CPU, whose are the machine's."""
+    if device.type != "cuda":
+        return () if device.type == "cpu" else (device.type,)
+    about = torch.cuda.get_device_properties(device)
+    flags = torch.backends.cuda.matmul
+    return (
+        *("cuda", about.name, about.major, about.minor, about.multi_processor_count, torch.version.cuda),
+        *(flags.allow_tf32, flags.allow_fp16_reduced_precision_reduction, flags.allow_bf16_reduced_precision_reduction),
+    )
 
 
 def settings() -> tuple[object, ...]:
@@ -104,7 +117,9 @@ def _read(path: Path, text: str) -> Proof | None:
         sizes, threads = (tuple(map(int, stored[key])) for key in ("sizes", "threads"))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    usable = set(sizes) <= set(SIZES) and list(sizes) == sorted(sizes) and min(threads, default=0) >= bool(sizes)
+    usable = (
+        set(sizes) <= {*SIZES, *HEIGHTS} and list(sizes) == sorted(sizes) and min(threads, default=0) >= bool(sizes)
+    )
     return Proof(sizes, threads) if usable else None
 
 

@@ -111,8 +111,18 @@ def wrap_matrices(module: torch.nn.Module) -> None:
     if isinstance(module, torch.nn.Embedding) or any(parameter.ndim > 2 for parameter in own.values()):
         return
     for leaf, parameter in own.items():
-        if parameter.ndim == 2:
+        if parameter.ndim == 2 and type(parameter.data) is torch.Tensor:  # a subclass has calls of its own
             module._parameters[leaf] = RawMatrix.wrap(parameter.data)  # type: ignore[assignment]
+
+
+def has_other_matrices(module: torch.nn.Module) -> bool:
+    """Whether the module has matrices of its own that were not wrapped, because a device's tensors can't be."""
+    own: Iterable[Any] = module._parameters.values()
+    return not isinstance(module, torch.nn.Embedding) and any(
+        parameter is not None and parameter.ndim == 2 and not isinstance(parameter, RawMatrix)
+        for parameter in own
+        if parameter is not None and parameter.device.type not in ("cpu", "meta")
+    )
 
 
 def raw_matrices(module: torch.nn.Module) -> list[RawMatrix]:

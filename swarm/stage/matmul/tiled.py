@@ -11,6 +11,8 @@ from swarm.stage.matmul import proofs
 from swarm.stage.matmul.probe import Product, Proof, multiply_in_tiles, prove
 from swarm.stage.native import cores
 
+_CPU = torch.device("cpu")
+
 
 class TiledMatmul:
     """A library's product of rows with one matrix, called in tiles.
@@ -28,7 +30,7 @@ class TiledMatmul:
         dtype: torch.dtype,
         *,
         extra_widths: tuple[int, ...] = (),
-        device: str = "cpu",
+        device: torch.device = _CPU,
         trial: Callable[[], Product] | None = None,
     ) -> None:
         self._kernel, self._product, self._trial = kernel, product, trial
@@ -39,10 +41,9 @@ class TiledMatmul:
 
     @property
     def proof(self) -> Proof:
-        """The proof, computed at first use if it is not cached. Other devices than CPUs get none: we do not test their
-        bits."""
+        """The proof, computed on the device that multiplies at first use if it is not cached."""
         if self._proof is None:
-            self._proof = self._prove() if self._device == "cpu" else Proof()
+            self._proof = self._prove()
         return self._proof
 
     @property
@@ -56,11 +57,14 @@ class TiledMatmul:
         work = self._outputs * self._inputs
         numbers = cores.thread_numbers(work)
         name = (self._kernel, str(self._dtype), self._outputs, self._inputs, *self._extra_widths, numbers)
+        name = (*name, *proofs.device_key(self._device))
         widths = (self._inputs, *self._extra_widths)
 
         def run_probe() -> Proof:
             product = self._product if self._trial is None else self._trial()
-            return prove(product, widths, self._outputs, dtype=self._dtype, work=work, numbers=numbers)
+            return prove(
+                product, widths, self._outputs, dtype=self._dtype, work=work, numbers=numbers, device=self._device
+            )
 
         return proofs.get_proof(name, run_probe)
 
@@ -79,7 +83,7 @@ def torch_matmul(weight: torch.Tensor, bias: torch.Tensor | None) -> TiledMatmul
     """Return torch's own product with this weight. Cheap to construct: proofs are cached by shape."""
 
     def trial() -> Product:
-        other = None if bias is None else sample_matrix((1, len(bias)), bias.dtype)[0]
+        other = None if bias is None else sample_matrix((1, len(bias)), bias.dtype)[0].to(bias.device)
         return _torch_product(_discriminating_like(weight), other)
 
     layout = "" if weight.is_contiguous() else ", inputs first"
@@ -88,7 +92,7 @@ def torch_matmul(weight: torch.Tensor, bias: torch.Tensor | None) -> TiledMatmul
         _torch_product(weight, bias),
         (weight.shape[0], weight.shape[1]),
         weight.dtype,
-        device=weight.device.type,
+        device=weight.device,
         trial=trial,
     )
 
@@ -114,5 +118,5 @@ def _discriminating_like(matrix: torch.Tensor) -> torch.Tensor:
     if is_discriminating(matrix):
         return matrix
     outputs, inputs = matrix.shape
-    other = sample_matrix((outputs, inputs), matrix.dtype)
+    other = sample_matrix((outputs, inputs), matrix.dtype).to(matrix.device)
     return other if matrix.is_contiguous() else other.T.contiguous().T

@@ -1,14 +1,15 @@
 """Adapters of low rank (LoRA) in peft's folders: what they change, and their weights. The rest of peft is refused.
 
 The tensors of ``adapter_model.safetensors`` say which modules are adapted, by their paths in the model behind
-``base_model.model.``; ``adapter_config.json`` has ranks and scales.
+``base_model.model.``; ``adapter_config.json`` has ranks and scales. An adapter of a multimodal model has the paths of
+that model; those in its text tower are translated to the paths of a plain causal model, as the checkpoint's are.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,32 +20,14 @@ from torch import nn
 
 from swarm.errors import ModelError
 from swarm.hub.headers import StoredTensor, read_header
-from swarm.hub.names import HubName, parse_name
-from swarm.stage.model.folder_files import read_json
+from swarm.stage.model.adapter_files import CONFIG, WEIGHTS, check_number, locate_adapter, read_adapter_config
+from swarm.stage.model.text_tower import choose_names
 from swarm.stage.native.adapters import LowRank
 from swarm.stage.quantization.reading import read_tensor
-from swarm.version import with_extra
-from swarm.wire.messages import MAX_ADAPTERS, Asset
+from swarm.wire.messages import Asset
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _MAX_RANK = 1024
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
-# What else peft can do with its LoRA, by the setting: all of these change the computation.
-_UNSUPPORTED = {
-    "use_dora": "DoRA",
-    "use_qalora": "QA-LoRA",
-    "use_bdlora": "block-diagonal LoRA",
-    "lora_bias": "biases of its own",
-    "fan_in_fan_out": "transposed weights",
-    "modules_to_save": "whole modules of its own (modules_to_save)",
-    "trainable_token_indices": "trained embeddings (trainable_token_indices)",
-    "target_parameters": "adapted parameters (target_parameters)",
-    "layer_replication": "repeated layers (layer_replication)",
-    "alora_invocation_tokens": "activation by tokens (aLoRA)",
-    "arrow_config": "routing between adapters (Arrow)",
-    "kasa_config": "KaSA",
-    "monteclora_config": "MonteCLoRA",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +46,10 @@ class AdapterFolder:
     """An adapter's folder. Raises ``ModelError`` with the file and the problem if it can't be served."""
 
     def __init__(self, name: str, source: str) -> None:
-        folder, self.source = _locate(source)  # the same files for whoever reads it later, if it is on a hub
+        folder, self.source = locate_adapter(source)  # the same files for whoever reads it later, if it is on a hub
         self.name, self._folder = name, folder
         self.key = name  # what rows have whose product it changes
-        config = read_json(folder / CONFIG, "an adapter is a folder in peft's format")
-        _check_config(folder, config)
-        self._modules = _read_modules(folder, config)
+        self._modules = _read_modules(folder, read_adapter_config(folder))
 
     def asset(self) -> Asset:
         """Return what identifies the adapter: its name, and size and digest of what it changes."""
@@ -78,13 +59,18 @@ class AdapterFolder:
 
     def check_model(self, model: nn.Module, layers: str) -> None:
         """Raise ``ModelError`` unless the adapter changes linear modules of this model's ``layers`` only."""
+        if getattr(model.config, "model_type", None) == "mllama_text_model":
+            raise ModelError(f"{self._described} counts layers for images, which are not loaded; serve merged weights")
         for module, adapted in self._modules.items():
             try:
-                part = model.get_submodule(module)
+                part = model.get_submodule(module) if module.startswith(f"{layers}.") else None
             except AttributeError:
                 raise ModelError(f"{self._described} changes {module}, which the model does not have") from None
-            if not module.startswith(f"{layers}.") or not isinstance(part, nn.Linear):
-                raise ModelError(f"{self._described} changes {module}; only linear modules of layers can be adapted")
+            if not isinstance(part, nn.Linear):
+                raise ModelError(
+                    f"{self._described} changes {module}; only linear modules in {layers} can be adapted, so serve the "
+                    "merged weights"
+                )
             inputs, outputs = adapted.down.shape[1], adapted.up.shape[0]
             if (inputs, outputs) != (part.in_features, part.out_features):
                 raise ModelError(
@@ -127,39 +113,8 @@ class AdapterFolder:
         )
 
 
-def _locate(source: str) -> tuple[Path, str]:
-    """Return an adapter's folder: a local one, or that of a name in the hub's cache, which is filled first; and the
-    source, of a name on the hub with the commit."""
-    path, name = Path(source).expanduser(), parse_name(source)
-    if path.is_dir() or name is None or name.has_choice:
-        return path, source
-    try:
-        from swarm.hub.adapter_lookup import look_up_adapter  # noqa: PLC0415 (slow to load, and seldom needed)
-    except ImportError:
-        raise ModelError(
-            f"there is no directory {source}; to fetch it from a hub, install {with_extra('worker')}"
-        ) from None
-    folder = look_up_adapter(name)
-    return folder, str(HubName(name.repository, folder.name))
-
-
-def _check_config(folder: Path, config: Mapping[str, Any]) -> None:
-    if config.get("peft_type") != "LORA":
-        raise ModelError(f"{folder} is an adapter of type {config.get('peft_type')}; only LORA is served")
-    for setting, what in _UNSUPPORTED.items():
-        if config.get(setting):
-            raise ModelError(f"{folder} is an adapter with {what}, which is not supported; serve the merged weights")
-    if config.get("bias", "none") != "none":
-        raise ModelError(f"{folder} is an adapter with biases (bias = {config['bias']}), which are not supported")
-    for setting in ("rank_pattern", "alpha_pattern"):
-        if not isinstance(config.get(setting) or {}, dict):
-            raise ModelError(f"{folder / CONFIG} has a {setting} that is no object")
-
-
 def _read_modules(folder: Path, config: Mapping[str, Any]) -> dict[str, _AdaptedModule]:
-    """Return what the adapter changes, by module of the model."""
-    if not (folder / WEIGHTS).is_file():
-        raise ModelError(f"{folder} has no {WEIGHTS}; only safetensors are read")
+    """Return what the adapter changes, by module of the plain causal model."""
     sides: dict[str, dict[str, StoredTensor]] = {}
     for tensor in read_header(folder / WEIGHTS):
         match = _TENSOR.fullmatch(tensor.name)
@@ -171,12 +126,26 @@ def _read_modules(folder: Path, config: Mapping[str, Any]) -> dict[str, _Adapted
         sides.setdefault(match["module"], {})[match["side"]] = tensor
     if not sides:
         raise ModelError(f"{folder / WEIGHTS} has no tensors")
-    return {module: _read_module(folder, config, module, tensors) for module, tensors in sorted(sides.items())}
+    paths = _plain_paths(folder, sides)
+    return {plain: _read_module(folder, config, paths[plain], plain, sides[paths[plain]]) for plain in sorted(paths)}
+
+
+def _plain_paths(folder: Path, modules: Collection[str]) -> dict[str, str]:
+    """Return the stored paths of modules by those in a plain causal model. Modules of other towers keep theirs."""
+    plain_name = choose_names([f"{module}.weight" for module in modules])
+    paths: dict[str, str] = {}
+    for module in modules:
+        plain = (plain_name(f"{module}.weight") or module).removesuffix(".weight")
+        if plain in paths:
+            raise ModelError(f"{folder / WEIGHTS} has both {paths[plain]} and {module}, which are the same module")
+        paths[plain] = module
+    return paths
 
 
 def _read_module(
-    folder: Path, config: Mapping[str, Any], module: str, tensors: Mapping[str, StoredTensor]
+    folder: Path, config: Mapping[str, Any], module: str, plain: str, tensors: Mapping[str, StoredTensor]
 ) -> _AdaptedModule:
+    """Return what the adapter changes in one module. Patterns of the configuration match its path as it is stored."""
     if len(tensors) != 2 or tensors["A"].shape[0] != tensors["B"].shape[1]:
         raise ModelError(f"{folder / WEIGHTS} has no pair of lora_A and lora_B of one rank for {module}")
     rank = _pattern_value(config, "rank_pattern", "r", module)
@@ -187,7 +156,7 @@ def _read_module(
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
         raise ModelError(f"{folder / CONFIG} has no usable lora_alpha")
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    digest = _digest(module, read_tensor(tensors["A"]), read_tensor(tensors["B"]), scale)
+    digest = _digest(plain, read_tensor(tensors["A"]), read_tensor(tensors["B"]), scale)
     return _AdaptedModule(tensors["A"], tensors["B"], scale, digest)
 
 
@@ -212,6 +181,5 @@ def _pattern_value(config: Mapping[str, Any], patterns: str, default: str, modul
 
 def open_adapters(folders: Mapping[str, str]) -> tuple[AdapterFolder, ...]:
     """Open adapters by name, in the order of their names: from folders, or names on a hub. Raises ``ModelError``."""
-    if len(folders) > MAX_ADAPTERS:
-        raise ModelError(f"a swarm has at most {MAX_ADAPTERS} adapters, not {len(folders)}")
+    check_number(len(folders))
     return tuple(AdapterFolder(name, folders[name]) for name in sorted(folders))

@@ -15,33 +15,35 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.pytorch_utils import Conv1D
 
-from swarm.errors import ModelError
+from swarm.errors import ModelError, refusing_model
 from swarm.stage.attention import function as attention
 from swarm.stage.attention.passes import ForwardPass, current_pass, use_pass
 from swarm.stage.executor import FenceRaised
 from swarm.stage.matmul import experts, linears
 from swarm.stage.matmul.elementwise import AlignedActivation, align_calls, is_activation
 from swarm.stage.matmul.raw_matmul import wrap_matrices
-from swarm.stage.model import layer_inputs, older_kinds, program, recipes, text_models
+from swarm.stage.matmul.triton_products import TritonLinear, packed_matrix
+from swarm.stage.model import decoders, layer_inputs, older_kinds, program, recipes, text_models, vision_tower
 from swarm.stage.model.adapter_folder import AdapterFolder
-from swarm.stage.model.checkpoint import Checkpoint, HeadKind, is_classifier, read_architecture
-from swarm.stage.model.configuration import check_config, read_config
+from swarm.stage.model.checkpoint import Checkpoint, HeadKind
+from swarm.stage.model.configuration import ERRORS_OF_SETTINGS, check_config, read_config, read_whole_config
 from swarm.stage.model.conversion import ConvertedSource, FolderSource, ModelSource, WeightSource
 from swarm.stage.model.gguf_source import GgufSource
 from swarm.stage.model.kinds import check_folder
+from swarm.stage.model.model_settings import ModelSettings, is_classifier
 from swarm.stage.model.portable_math import portable_math
 from swarm.stage.model.rope import RopeTable, is_rotary
+from swarm.stage.model.vision_tower import VisionTower
 from swarm.stage.modules import families, fused, latents, recurrent
 from swarm.stage.modules.matrices import JoinedProducts, make_linear, name_outputs
 from swarm.stage.modules.reading import Matrix, RowKind, WeightReader
@@ -49,7 +51,7 @@ from swarm.stage.native.linears import NativeLinear, NativeModule
 from swarm.stage.native.memory import release_free_memory
 from swarm.stage.quantization.formats import packed_bytes
 from swarm.stage.quantization.tensors import QuantizedWeight
-from swarm.wire.messages import LayerRange
+from swarm.wire.messages import LayerRange, Vision
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -91,7 +93,8 @@ class ModelSkeleton:
     """The whole model without weights. Raises ``ModelError`` if this kind of model can't be cut.
 
     ``dense``: dequantize quantized matrices when they are loaded. ``int8_rows``: round rows to int8 before they are
-    multiplied by quantized matrices. ``head``: the kind of the model's head.
+    multiplied by quantized matrices. ``head``: the kind of the model's head. ``vision``: how it sees images, if it
+    does; then ``whole`` is the configuration with its vision tower.
     """
 
     def __init__(
@@ -103,30 +106,62 @@ class ModelSkeleton:
         dense: bool = False,
         int8_rows: bool = False,
         head: HeadKind = "vocabulary",
+        vision: Vision | None = None,
+        whole: Any = None,
     ) -> None:
         attention.register()
         experts.register()
         self.device, self.dtype, self.rows = device, dtype, RowKind(dtype, int8_rows)
         self.config = check_config(config)
         self.model = _build_model(self.config, head)
+        self._tied: Mapping[str, str] = self.model.all_tied_weights_keys
         recurrent.replace_recurrent(self.model)
         latents.check_known(self.model)
         self.parts = find_parts(self.model)
+        self.vision = vision
+        if vision is not None:
+            with torch.device("meta"):
+                self.model.add_module(vision_tower.NAME, vision_tower.build_tower(whole))
+            self.parts = replace(self.parts, embed=(*self.parts.embed, vision_tower.NAME))
         self.num_layers = len(self.model.get_submodule(self.parts.layers))
         self.row_width = layer_inputs.RowLayout.of_config(self.config).width  # numbers that stages pass on by position
         widths = {part.in_features for part in self.model.modules() if isinstance(part, nn.Linear)}
         widths |= {part.nx for part in self.model.modules() if isinstance(part, Conv1D)}
         self.kernel = linears.choose_kernel(device, dtype, widths)
         # whether products read quantized matrices as they are
-        self.has_quantized_products = self.kernel is NativeLinear and not dense
+        self.has_quantized_products = self.kernel in linears.QUANTIZED_KERNELS and not dense
         if self.kernel is NativeLinear:
             families.move_softcap(self.model)
 
+    def build_quantized(self, matrix: QuantizedWeight, bias: torch.Tensor | None) -> NativeLinear | TritonLinear:
+        """Return the product with a quantized matrix by the model's kernels, which read it as it is."""
+        if self.kernel is TritonLinear:
+            return TritonLinear.from_quantized(matrix, bias, self.dtype, self.device)
+        return make_linear(matrix, bias, self.rows)
+
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> ModelSkeleton:
-        how = checkpoint.quantization
-        config = read_config(checkpoint.folder)
-        return cls(config, device, dtype, dense=how.is_dense, int8_rows=how.has_int8_rows, head=checkpoint.head)
+        how, head, vision = checkpoint.quantization, checkpoint.head, checkpoint.vision
+        with refusing_model():
+            return cls(
+                read_config(checkpoint.folder),
+                device,
+                dtype,
+                dense=how.is_dense,
+                int8_rows=how.has_int8_rows,
+                head=head,
+                vision=vision,
+                whole=None if vision is None else read_whole_config(checkpoint.folder),
+            )
+
+    def tied_name(self, name: str) -> str:
+        """Return the name of the tensor that this one equals where files lack it: the embedding's table for a tied
+        head, or another layer's part. Empty if there is none."""
+        if name == f"{self.parts.output_embedding}.weight" and self.config.get_text_config().tie_word_embeddings:
+            return f"{self.parts.input_embedding}.weight"
+        if name.rpartition(".")[2] in layer_inputs.INPUT_SCALES:
+            return name.replace(".input_scale.", ".")
+        return self._tied.get(name, "")
 
     def source(self, checkpoint: Checkpoint) -> ModelSource:
         """Return the source of the model's tensors in its files."""
@@ -148,20 +183,12 @@ def _build_model(config: Any, head: HeadKind = "vocabulary") -> Any:
     try:
         with torch.device("meta"):
             model = kind.from_config(config, dtype=torch.float32, attn_implementation=name, trust_remote_code=False)
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        ImportError,
-        AssertionError,
-        StrictDataclassError,
-    ) as error:
+    except ERRORS_OF_SETTINGS as error:
         if str(error).startswith("Unrecognized configuration class"):
             what = "transformers has no model of this kind that continues a text, so it can't be served"
             raise ModelError(f"{type(config).__name__}: {what}") from None
         raise ModelError(f"{type(config).__name__}: transformers can't build this model ({_shorten(error)})") from None
-    if not model._supports_attention_backend and not model._is_stateful and not older_kinds.is_replaced(model):
+    if not model._supports_attention_backend and not model._is_stateful and not decoders.is_replaced(model):
         raise ModelError(f"{type(model).__name__} has no pluggable attention in transformers, so it can't be served")
     if hasattr(config, "_experts_implementation"):
         model.config._experts_implementation_internal = experts.NAME
@@ -171,40 +198,42 @@ def _build_model(config: Any, head: HeadKind = "vocabulary") -> Any:
     return model.eval().requires_grad_(False)
 
 
+def build_unloaded(folder: Path) -> ModelSkeleton:
+    """Return the model's skeleton on a CPU, by its configuration alone. Raises ``UnservedModel`` if there can't be one,
+    whatever the weights."""
+    check_folder(folder)
+    settings = ModelSettings(folder)
+    settings.check_sizes()
+    head: HeadKind = "scores" if is_classifier(settings.architecture) else "vocabulary"
+    with refusing_model():
+        return ModelSkeleton(read_config(folder), torch.device("cpu"), torch.float32, head=head)
+
+
 def import_family(folder: Path) -> None:
     """Import the code of this kind of model in advance, which otherwise happens when the first one is built.
 
-    Raises ``ModelError`` if transformers has no such code.
+    Raises ``ModelError`` if a model of this folder can't be built.
     """
-    attention.register()
-    experts.register()
-    get_model_conversion_mapping(_build_model(read_config(folder)))
-
-
-def check_served(folder: Path) -> None:
-    """Raise ``ModelError`` if this version can't serve a model with this configuration, whatever its weights."""
-    check_folder(folder)
-    head: HeadKind = "scores" if is_classifier(read_architecture(folder)) else "vocabulary"
-    ModelSkeleton(read_config(folder), torch.device("cpu"), torch.float32, head=head)
+    get_model_conversion_mapping(build_unloaded(folder).model)
 
 
 def find_parts(model: Any) -> ModelParts:
     """Find the parts by the order of the model's modules: the ones with weights before the layers, and after them."""
-    whole, base_name = older_kinds.find_base(model)
+    whole, base_name = decoders.find_base(model)
     base, kind = whole, type(model).__name__
     if base is model:
         raise ModelError(f"{kind} has no base model under a head, so it can't be cut")
-    num_layers = base.config.get_text_config().num_hidden_layers
-    decoder = older_kinds.find_decoder(base)
+    num_layers = decoders.count_layers(base.config.get_text_config())
+    decoder = decoders.find_decoder(base)
     if decoder is not None and decoder.holder:
         base, base_name = getattr(base, decoder.holder), f"{base_name}.{decoder.holder}"
     if next(base.parameters(recurse=False), None) is not None:
         raise ModelError(f"{kind} has weights outside of its modules, so it can't be cut")
-    order = [name for name, _ in base.named_children()]
-    stacks = [name for name, child in base.named_children() if _is_stack(child, num_layers)]
+    parts = decoders.named_parts(base)
+    order, stacks = list(parts), [name for name, child in parts.items() if _is_stack(child, num_layers)]
     if len(stacks) != 1:
         raise ModelError(f"{kind} has no single list of {num_layers} layers, so it can't be cut")
-    weighty = [name for name, child in base.named_children() if name != stacks[0] and _has_weights(child)]
+    weighty = [name for name, child in parts.items() if name != stacks[0] and _has_weights(child)]
     after = layer_inputs.AFTER_LAYERS.get(type(base).__name__) if decoder is None else decoder.after_layers
     tail = order[order.index(stacks[0]) :] if after is None else after
     names = {id(module): name for name, module in model.named_modules()}
@@ -237,17 +266,17 @@ class AbsentLayer(nn.Module):
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        self._num_others = max(0, _tuple_size(type(layer).forward) - 1)  # what the layer returns beside hidden states
+        self._num_results = _tuple_size(type(layer).forward)  # hidden states and others; 0: hidden states alone
         for name, value in vars(layer).items():
             if not name.startswith("_") and name not in vars(self):
                 setattr(self, name, value)
 
     def forward(self, hidden_states: torch.Tensor, *_: object, **__: object) -> Any:
-        return (hidden_states, *[None] * self._num_others) if self._num_others else hidden_states
+        return (hidden_states, *[None] * (self._num_results - 1)) if self._num_results else hidden_states
 
 
 def _tuple_size(function: Any) -> int:
-    """Return how many values a function returns in a tuple at its end; 0 if it returns one value."""
+    """Return how many values a function returns in a tuple at its end; 0 if it returns no tuple."""
     *_, before, last = dis.get_instructions(inspect.unwrap(function))
     return int(before.arg or 0) if before.opname == "BUILD_TUPLE" and last.opname == "RETURN_VALUE" else 0
 
@@ -298,6 +327,8 @@ class WeightLoader:
             model.set_submodule(path, self._load_linear(path, part))
         elif type(part) is Conv1D:
             model.set_submodule(path, self._load_transposed(path, part))
+        elif type(part) is nn.Conv3d:
+            model.set_submodule(path, self._load_patches(path, part))
         elif is_activation(part):
             model.set_submodule(path, AlignedActivation(part))
         else:
@@ -310,6 +341,7 @@ class WeightLoader:
         elif is_rotary(part):
             model.set_submodule(path, RopeTable(part))
         elif isinstance(part, recurrent.AdoptedParts):
+            part.build_products(self._skeleton.kernel)
             part.prepare()
         elif fused.is_gated(part) and fused.can_fuse(part):
             model.set_submodule(path, fused.GatedMlp(part.gate_proj, part.up_proj, part.down_proj, part.act_fn))
@@ -326,19 +358,27 @@ class WeightLoader:
         matrix = read.tensor("weight", part.weight).T.contiguous() if quantized is None else quantized
         return self._build_linear(matrix, read.tensor("bias", part.bias), [(path, part.nf)])
 
+    def _load_patches(self, path: str, part: nn.Conv3d) -> nn.Module:
+        """Load the embedding of patches, which do not overlap, as a product with each of them."""
+        read = self._reader(path)
+        bias = None if part.bias is None else read.tensor("bias", part.bias)
+        return self._build_linear(read.tensor("weight", part.weight).flatten(1), bias, [(path, part.out_channels)])
+
     def _build_linear(self, matrix: Matrix, bias: torch.Tensor | None, outputs: list[tuple[str, int]]) -> nn.Module:
         skeleton = self._skeleton
         if isinstance(matrix, QuantizedWeight):
-            product: nn.Module = make_linear(matrix, bias, skeleton.rows)
+            product: nn.Module = skeleton.build_quantized(matrix, bias)
         else:
             product = linears.build_linear(skeleton.kernel, matrix, bias)
-        if isinstance(product, NativeLinear):
+        if isinstance(product, (NativeLinear, TritonLinear)):
             name_outputs(product, outputs)
         product.weight = torch.empty(0, dtype=skeleton.dtype, device=skeleton.device)  # models read its dtype
         return product
 
     def _read_own(self, path: str, part: nn.Module) -> None:
         for leaf, parameter in list(part.named_parameters(recurse=False)):
+            if self._pack_experts(path, part, leaf):
+                continue
             tensor = self._read_tensor(f"{path}.{leaf}", parameter)
             part._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
         for leaf, buffer in list(part.named_buffers(recurse=False)):
@@ -346,6 +386,16 @@ class WeightLoader:
                 part._buffers[leaf] = self._read_tensor(f"{path}.{leaf}", buffer)
         if not isinstance(part, recurrent.AdoptedParts):
             wrap_matrices(part)
+
+    def _pack_experts(self, path: str, part: nn.Module, leaf: str) -> bool:
+        """Pack the experts' quantized matrices on a device, if this parameter holds some."""
+        skeleton = self._skeleton
+        if skeleton.kernel is not TritonLinear or not experts.has_matrices(part, leaf):
+            return False
+        weight = self._reader(path).quantized(leaf, experts.outputs_first(part, leaf))
+        if weight is not None:
+            experts.keep_packed(part, leaf, packed_matrix(weight, skeleton.device), skeleton.dtype)
+        return weight is not None
 
     def _rebuild_buffers(self, model: Any, part: nn.Module) -> None:
         """Compute the buffers that are not stored, such as rotary frequencies, by the model's own initialisation."""
@@ -391,10 +441,9 @@ class WeightLoader:
 
     def _candidates(self, name: str) -> Iterator[str]:
         yield name
-        parts = self._skeleton.parts
-        config = self._skeleton.config.get_text_config()
-        if name == f"{parts.output_embedding}.weight" and config.tie_word_embeddings:
-            yield f"{parts.input_embedding}.weight"
+        tied = self._skeleton.tied_name(name)
+        if tied:
+            yield tied
 
 
 def add_adapter(module: nn.Module, name: str, adapter: AdapterFolder) -> None:
@@ -415,9 +464,11 @@ def keep_adapters(module: nn.Module, keys: AbstractSet[str]) -> None:
         linear.keep_adapters(keys)
 
 
-def _products(module: nn.Module) -> Iterator[NativeLinear]:
+def _products(module: nn.Module) -> Iterator[NativeLinear | TritonLinear]:
     for part in list(module.modules()):
-        if isinstance(part, (NativeLinear, JoinedProducts)):
+        if isinstance(part, TritonLinear):
+            yield part
+        elif isinstance(part, (NativeLinear, JoinedProducts)):
             for linear, _ in part.columns():
                 yield linear
 
@@ -459,6 +510,10 @@ class Stage:
         if self.has_head:
             self._base.register_forward_hook(_keep_normed)
         self._load(skeleton.parts, held, weights)
+        self.tower: VisionTower | None = None  # on the stage that embeds, if the model sees images
+        if self.has_embedding and skeleton.vision is not None:
+            self.tower = VisionTower(self.modules[vision_tower.NAME], skeleton.vision)
+            self._embedding = self._model.get_submodule(skeleton.parts.input_embedding)
         for part in (self._model, self._base):
             align_calls(part)
         stack = self._model.get_submodule(skeleton.parts.layers)
@@ -482,6 +537,9 @@ class Stage:
         for name in parts.shared:
             if name in held:
                 instead[id(skeleton.model.get_submodule(name))] = held[name]
+        if skeleton.vision is not None and (not self.has_embedding or vision_tower.NAME in held):
+            tower = skeleton.model.get_submodule(vision_tower.NAME)
+            instead[id(tower)] = held[vision_tower.NAME] if self.has_embedding else nn.Identity()
         return copy.deepcopy(skeleton.model, instead)
 
     def _load(self, parts: ModelParts, held: Mapping[str, nn.Module], weights: WeightLoader) -> None:
@@ -514,10 +572,13 @@ class Stage:
         The stage with the head returns the head's result for those rows instead (None if there are none), without the
         last ``num_pooled``. A model without a head over the vocabulary returns its scores, or the normed rows.
         """
-        forward_pass.positions = positions
-        if self.program is not None and not forward_pass.by_modules and program.is_enabled():
+        forward_pass.positions, images = positions, forward_pass.images
+        by_modules = forward_pass.by_modules or images is not None or positions.ndim > 2
+        if self.program is not None and not by_modules and program.is_enabled():
             return self.program.run(forward_pass, ids, positions)
         tokens = {"input_ids": ids} if self.has_embedding else {"inputs_embeds": forward_pass.hidden}
+        if images is not None:
+            tokens = {"inputs_embeds": images.embed(self._embedding(ids))}
         kept = forward_pass.keep_rows if self.has_head else None
         num_rows = 0 if kept is None else len(kept) - forward_pass.num_pooled
         more = {} if not num_rows or not forward_pass.num_pooled else self._head_rows(num_rows)
@@ -563,11 +624,13 @@ def _add_hooks(layer: nn.Module, index: int) -> None:
     def after_layer(_: nn.Module, __: object, output: Any) -> Any:
         this = current_pass()
         this.on_progress()
+        hidden = output if isinstance(output, torch.Tensor) else output[0]
+        if this.images is not None:
+            this.images.add_to(hidden, index)
         if index != this.layers.stop - 1:
             return output
-        hidden = output if isinstance(output, torch.Tensor) else output[0]
         if this.keep_rows is not None:
-            hidden = hidden[..., this.keep_rows, :]
+            hidden = hidden.index_select(layer_inputs.token_dimension(layer), this.keep_rows)
         this.output = hidden
         this.on_layers_done()
         return hidden if isinstance(output, torch.Tensor) else (hidden, *output[1:])

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import xxhash
 
@@ -29,23 +29,24 @@ from swarm.stage.model.folder_files import RemoteWeights, read_json, read_tensor
 from swarm.stage.model.gguf_names import GgufTensor, sort_tensors, translate_names
 from swarm.stage.model.identity import compute_digest, compute_xxh3, describe_version, is_sampled
 from swarm.stage.model.location import ModelLocation
-from swarm.stage.model.sizes import MemorySizes, find_key_heads, shared_sources
-from swarm.stage.model.text_tower import TEXT_ONLY, choose_names, is_multimodal
+from swarm.stage.model.model_settings import INDEXED_KINDS, MAX_SIZE, WIDE_KINDS, ModelSettings, is_classifier
+from swarm.stage.model.sizes import (
+    MemorySizes,
+    SharedBlocks,
+    find_head_sizes,
+    find_key_heads,
+    index_key_size,
+    shared_sources,
+)
+from swarm.stage.model.text_tower import TEXT_ONLY, choose_names, image_layers, number_layers
+from swarm.stage.model.vision import find_tower, read_vision, work_bytes
 from swarm.stage.quantization.at_load import AS_STORED, HEAD, INT8, LAYER, Quantization
 from swarm.stage.quantization.contents import check_contents
 from swarm.stage.quantization.formats import supports_int8
 from swarm.stage.quantization.search import find_quantized, read_quantization
 from swarm.stage.quantization.stored import StoredWeight
 from swarm.wire.messages import MAX_ASSET_BYTES, MAX_NAME, Asset, Manifest
-from swarm.wire.messages.common import MAX_LAYERS
 
-_MAX_SIZE = (1 << 31) - 1  # upper bound of every size in a configuration
-_MAX_HEADS = 1 << 20  # upper bound of the number of heads, and of a head's size
-_HEAD_COUNTS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
-_HEAD_SIZES = ("head_dim", "kv_channels")
-_WITHOUT_ATTENTION = ("mamba", "mamba2", "falcon_mamba")  # kinds with states between positions alone
-# Of kinds whose configurations may state none. Those without attention have no limit of their own.
-_USUAL_CONTEXT = {"bloom": 2048, "falcon": 2048} | dict.fromkeys(_WITHOUT_ATTENTION, 131072)
 # A model's head: over the vocabulary, over the labels of a classifier, or none.
 HeadKind = Literal["vocabulary", "scores", "none"]
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -61,33 +62,17 @@ _ASSETS = (
     "generation_config.json",
 )
 
-# Settings that describe a text tower; where all are present, transformers need not be asked.
-_TEXT_SETTINGS = {
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-    "max_position_embeddings",
-}
-
-# Kinds of text towers whose stages pass on more than hidden states (``layer_inputs``), and the settings that decide it.
-_WIDE_KINDS = {"gemma3n_text", "gemma4_text", "gemma4_unified_text"}
-_WIDE_SETTINGS = {"layer_types", "num_kv_shared_layers", "hidden_size_per_layer_input"}
-# These, and others whose sizes depend on settings that files leave out.
-_KINDS_WITH_DEFAULTS = _WIDE_KINDS | {"jetmoe", "mimo_v2_flash"}
-
 _PREDICTION = re.compile(r"(?:model\.)?mtp\.")
+_ZERO_EXPERT = re.compile(r"\.experts\.(\d+)\.")
 _HUB_CACHE_FOLDER = re.compile(r"models--.+?--(?P<name>.+)")
 
 
-class Checkpoint:
+class Checkpoint(ModelSettings):
     """Description of a model folder, or of a model of GGUF files and the folder that was derived from it.
 
     ``tensors`` are the plain tensors and ``quantized`` the quantized matrices, by the names of a plain checkpoint;
     ``gguf`` has, by the same names, what must be undone when they are read. ``quantization``: how weights are quantized
-    at load. Raises ``ModelError`` with the file and the problem.
+    at load. ``images``: read the vision tower, if there is one. Raises ``ModelError`` with the file and the problem.
     """
 
     def __init__(
@@ -96,16 +81,14 @@ class Checkpoint:
         remote: RemoteWeights | None = None,
         quantization: Quantization = AS_STORED,
         gguf: GgufModel | None = None,
+        *,
+        images: bool = True,
     ) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self._remote = remote
         self._gguf = gguf
-        self.config = read_json(folder / "config.json", "a model folder needs it")
         settings, self._settings_file = read_quantization(folder, self.config, read_json)
         self.quantization = quantization
-        self.is_multimodal = is_multimodal(self.config)
-        has_defaults = self.config.get("model_type") in _KINDS_WITH_DEFAULTS
-        self.text_config = _read_text_config(folder, self.config) if self.is_multimodal or has_defaults else self.config
         self.gguf: dict[str, GgufTensor] | None = None
         # quantized matrices, by the names of a plain checkpoint; they are not in ``tensors``
         self.quantized: dict[str, StoredWeight]
@@ -113,16 +96,19 @@ class Checkpoint:
             kind = str(self.text_config.get("model_type"))
             tensors = dict(read_tensors(folder, remote))
             plain_name: Callable[[str], str | None] = choose_names(tensors) if self.is_multimodal else str
+            plain_name = number_layers(plain_name, image_layers(self.config))
+            tower = find_tower(self.config, tensors) if images else {}
             tensors = {
                 name: tensor
                 for name, tensor in tensors.items()
-                if plain_name(name) and not self._is_of_prediction(name)
+                if plain_name(name) and not self._is_of_prediction(name) and not self._is_zero_expert(name)
             }
             self.quantized, self.tensors = find_quantized(settings, tensors)
         else:
             kind = str(gguf.metadata["general.architecture"])
             self.gguf = translate_names(gguf, self.config["model_type"], self.num_layers)
             self.tensors, self.quantized = sort_tensors(self.gguf)
+            tower = {}
         quantization.check_stored(self.quantized.values(), self.name)
         check_contents(self.quantized.values())
         chosen = quantization.choose_matrices(self.tensors.values(), self.quantized, kind, self.vocab_size)
@@ -130,10 +116,12 @@ class Checkpoint:
         for name in chosen:
             del self.tensors[name]
         self.quantized |= chosen
-        if self.is_multimodal:
+        if gguf is None:
             self.tensors = {str(plain_name(name)): tensor for name, tensor in self.tensors.items()}
             renamed = [replace(weight, name=str(plain_name(weight.name))) for weight in self.quantized.values()]
             self.quantized = {weight.name: weight for weight in renamed}
+        self.tensors |= tower
+        self.vision = read_vision(folder, self.config) if tower else None
 
     def _is_of_prediction(self, name: str) -> bool:
         """Whether a tensor predicts several tokens at once (MTP), which is not used: it belongs to a layer that is
@@ -142,70 +130,20 @@ class Checkpoint:
         is_later = layer is not None and isinstance(num_more, int) and 0 <= int(layer[1]) - self.num_layers < num_more
         return is_later or _PREDICTION.match(name) is not None
 
+    def _is_zero_expert(self, name: str) -> bool:
+        """Whether a tensor is a matrix of an expert that gives back its input. transformers saves it, but never reads
+        it."""
+        match = _ZERO_EXPERT.search(name) if self.text_config.get("model_type") == "longcat_flash" else None
+        return match is not None and int(match[1]) >= self._positive_setting("n_routed_experts")
+
     @classmethod
-    def at(cls, location: ModelLocation, quantization: Quantization = AS_STORED) -> Checkpoint:
-        return cls(location.folder, location.remote, quantization, location.gguf)
+    def at(cls, location: ModelLocation, quantization: Quantization = AS_STORED, *, images: bool = True) -> Checkpoint:
+        return cls(location.folder, location.remote, quantization, location.gguf, images=images)
 
     @property
     def name(self) -> str:
         """The model's name: that of its folder, or as its GGUF files are called."""
         return _model_name(self.folder) if self._gguf is None else self._gguf.name
-
-    @property
-    def architecture(self) -> str:
-        return _architecture(self.folder, self.config)
-
-    @property
-    def num_layers(self) -> int:
-        kinds = self.text_config.get("layers_block_type")
-        if isinstance(kinds, list) and 0 < len(kinds) <= MAX_LAYERS:
-            return len(kinds)  # Nemotron-H: transformers stores no number
-        return self._positive_setting("num_hidden_layers", "n_layer", "n_layers", "num_layers", most=MAX_LAYERS)
-
-    @property
-    def hidden_size(self) -> int:
-        return self._positive_setting("hidden_size", "n_embd", "n_embed", "d_model")
-
-    @property
-    def vocab_size(self) -> int:
-        return self._positive_setting("vocab_size")
-
-    @property
-    def context(self) -> int:
-        names = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "model_max_length")
-        usual = _USUAL_CONTEXT.get(str(self.text_config.get("model_type")))
-        if usual is not None and not any(name in self.text_config for name in names):
-            return usual
-        return self._positive_setting(*names)
-
-    @property
-    def _has_attention(self) -> bool:
-        """Whether the configuration has heads of attention. Models of states alone are counted as one small head."""
-        return self.text_config.get("model_type") not in _WITHOUT_ATTENTION
-
-    @property
-    def num_kv_heads(self) -> int:
-        if not self._has_attention:
-            return 1
-        stated = find_key_heads(self.text_config.get)
-        if type(stated) is int and 0 < stated <= _MAX_HEADS:
-            return stated
-        return self._positive_setting(*_HEAD_COUNTS, most=_MAX_HEADS)
-
-    @property
-    def head_size(self) -> int:
-        if any(isinstance(self.text_config.get(name), int) for name in _HEAD_SIZES):
-            return self._positive_setting(*_HEAD_SIZES, most=_MAX_HEADS)
-        if not self._has_attention:
-            return 1
-        return self.hidden_size // self._positive_setting(*_HEAD_COUNTS)
-
-    @property
-    def kv_numbers(self) -> int:
-        """Numbers that a layer stores of one position: of its keys and values, or one latent with a rotated key."""
-        if self.text_config.get("kv_lora_rank") is not None:
-            return self._positive_setting("kv_lora_rank") + self._positive_setting("qk_rope_head_dim")
-        return 2 * self.num_kv_heads * self.head_size
 
     @cached_property
     def stored_dtype(self) -> str:
@@ -227,7 +165,7 @@ class Checkpoint:
         for source in (generation, self.config, self.text_config):
             value = source.get("eos_token_id")
             tokens = tuple(value) if isinstance(value, list) else (value,)
-            if tokens and all(type(token) is int and 0 <= token <= _MAX_SIZE for token in tokens):
+            if tokens and all(type(token) is int and 0 <= token <= MAX_SIZE for token in tokens):
                 return tokens
         return ()
 
@@ -237,7 +175,9 @@ class Checkpoint:
         is not stored, but there."""
         if is_classifier(self.architecture):
             return "scores"
-        is_base = self.architecture.endswith("Model") and self.text_config.get("tie_word_embeddings") is False
+        is_base = (
+            re.search(r"(?<!LMHead)Model$", self.architecture) and self.text_config.get("tie_word_embeddings") is False
+        )
         return "none" if is_base and not any(map(HEAD.search, (*self.tensors, *self.quantized))) else "vocabulary"
 
     @property
@@ -261,7 +201,7 @@ class Checkpoint:
         kv_bytes = self._layer_kv_bytes(per_token, DTYPE_BYTES[dtype])
         return Manifest(
             name=shorten_name(self.name),
-            architecture=shorten_name(self.architecture + TEXT_ONLY) if self.is_multimodal else self.architecture,
+            architecture=shorten_name(self.architecture + TEXT_ONLY) if self.is_text_only else self.architecture,
             num_layers=self.num_layers,
             hidden_size=self.hidden_size,
             vocab_size=self.vocab_size,
@@ -279,15 +219,29 @@ class Checkpoint:
             activations=INT8 if self.has_int8_rows else "",
             is_headless=self.head != "vocabulary",
             num_labels=self.num_labels,
+            vision=self.vision,
+            image_bytes=0 if self.vision is None else work_bytes(self.config, self.vision, DTYPE_BYTES[dtype]),
             extra_width=self._extra_width([size // DTYPE_BYTES[dtype] for size in kv_bytes]),
             pooling=read_pooling(self.folder),
         )
+
+    @property
+    def is_text_only(self) -> bool:
+        """Whether parts for images or audio are not loaded."""
+        return self.is_multimodal and self.vision is None
 
     def _extra_width(self, kv_sizes: Sequence[int]) -> int:
         """Return how many numbers stages pass on beside a hidden state (``layer_inputs``). ``kv_sizes``: of keys and
         values, by layer."""
         text = self.text_config
-        if text.get("model_type") not in _WIDE_KINDS:
+        if self._shared_blocks is not None:
+            return self.hidden_size
+        if text.get("model_type") == "zaya":
+            return int(text["router_hidden_size"])
+        if text.get("model_type") in INDEXED_KINDS:
+            selected = 2 * int(text["index_topk"]) if "shared" in (text.get("indexer_types") or ()) else 0
+            return (int(text.get("hc_mult", 1)) - 1) * self.hidden_size + selected
+        if text.get("model_type") not in WIDE_KINDS:
             return 0
         streams = (int(text.get("altup_num_inputs", 1)) - 1) * self.hidden_size
         shared = shared_sources(text["layer_types"], int(text["num_kv_shared_layers"]))
@@ -295,10 +249,13 @@ class Checkpoint:
         return streams + inputs + sum(kv_sizes[layer] for layer in shared)
 
     def _layer_kv_bytes(self, usual: int, number_bytes: int) -> tuple[int, ...]:
-        """Return each layer's bytes per position. Gemma 4 and MiMo give some layers heads of their own."""
+        """Return each layer's bytes per position. Gemma 4 and MiMo give some layers heads of their own, and an index
+        stores a key."""
         kv_bytes, text = [usual] * self.num_layers, self.text_config
+        if text.get("index_head_dim") and text.get("kv_lora_rank") is not None:
+            return tuple(number_bytes * self._latent_numbers(layer) for layer in range(self.num_layers))
         if text.get("model_type") == "mimo_v2_flash":
-            size = (self.head_size + self._positive_setting("v_head_dim")) * number_bytes
+            size = sum(find_head_sizes(text.get, self.head_size)) * number_bytes
             return tuple(find_key_heads(text.get, layer) * size for layer in range(self.num_layers))
         own = text.get("per_layer_config") or {}
         if not own and text.get("global_head_dim"):
@@ -310,6 +267,12 @@ class Checkpoint:
             num, size = heads.get("num_key_value_heads", self.num_kv_heads), heads.get("head_dim", self.head_size)
             kv_bytes[int(layer)] = 2 * num * size * number_bytes
         return tuple(kv_bytes)
+
+    def _latent_numbers(self, layer: int) -> int:
+        """Return how many numbers a layer stores of one position: a latent, a rotated key, and a key of its index."""
+        by_layer = self.text_config.get("per_layer_config") or {}
+        own = self.text_config | by_layer.get(layer, by_layer.get(str(layer), {}))
+        return int(own["kv_lora_rank"] + own["qk_rope_head_dim"] + index_key_size(self.text_config.get, layer))
 
     @property
     def has_int8_rows(self) -> bool:
@@ -401,55 +364,26 @@ class Checkpoint:
 
     @property
     def _sizes(self) -> MemorySizes:
-        return MemorySizes(self.tensors, self.quantized, self.quantization.is_dense, self.vocab_size)
+        return MemorySizes(
+            self.tensors, self.quantized, self.quantization.is_dense, self.vocab_size, self._shared_blocks
+        )
 
-    def packed_share(self, dtype: str) -> float:
-        """Return the size of all weights by the manifest, over their size where quantized matrices are dequantized."""
+    @property
+    def _shared_blocks(self) -> SharedBlocks | None:
+        text = self.text_config
+        if text.get("model_type") not in ("zamba", "zamba2"):
+            return None
+        layers = tuple(layer for layer, kind in enumerate(text["layers_block_type"]) if kind == "hybrid")
+        return SharedBlocks(layers, int(text.get("num_mem_blocks", 1)))
+
+    def packed_share(self, dtype: str, *, on_gpu: bool = False) -> float:
+        """Return the size of all weights by the manifest, over their size where quantized matrices are dequantized, or
+        packed on a GPU."""
         element_bytes = DTYPE_BYTES[dtype]
         sizes = list(self._sizes.of_weights(element_bytes))
         dense = sum(math.prod(shape) * element_bytes for _, shape, _ in sizes)
-        return sum(size for _, _, size in sizes) / dense
-
-    def _positive_setting(self, *names: str, most: int = _MAX_SIZE) -> int:
-        """Return the first of these settings that the configuration has, as a positive integer."""
-        for name in names:
-            value = self.text_config.get(name)
-            if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most:
-                return value
-        raise ModelError(f"{self.folder / 'config.json'} has no usable {names[0]}; is this a language model's folder?")
-
-
-def _read_text_config(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings of a multimodal model's text tower. Raises ``ModelError``.
-
-    Files leave out settings that equal transformers' defaults, which only transformers knows.
-    """
-    section = config.get("text_config")
-    needed = _TEXT_SETTINGS
-    if isinstance(section, dict) and section.get("model_type") in _WIDE_KINDS:
-        needed = needed | _WIDE_SETTINGS
-    if isinstance(section, dict) and section.keys() >= needed:
-        return section
-    from swarm.stage.model.configuration import read_config  # noqa: PLC0415 (imports torch)
-
-    settings: dict[str, Any] = read_config(folder).to_dict()
-    return settings
-
-
-def is_classifier(architecture: str) -> bool:
-    return architecture.endswith("ForSequenceClassification")
-
-
-def read_architecture(folder: Path) -> str:
-    """Return the architecture that the folder's configuration names. Raises ``ModelError``."""
-    return _architecture(folder, read_json(folder / "config.json", "a model folder needs it"))
-
-
-def _architecture(folder: Path, config: Mapping[str, Any]) -> str:
-    names = config.get("architectures") or [config.get("model_type")]
-    if not isinstance(names, list) or not isinstance(names[0], str):
-        raise ModelError(f"{folder / 'config.json'} names no architecture; is this a language model's folder?")
-    return names[0]
+        actual = dense - (self._sizes.saved_on_gpu(element_bytes) if on_gpu else 0)
+        return sum(size for _, _, size in sizes) / actual
 
 
 def _model_name(folder: Path) -> str:

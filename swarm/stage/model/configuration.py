@@ -13,21 +13,31 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 
 from swarm.errors import ModelError
+from swarm.stage.model.folder_files import read_json
+from swarm.stage.model.kinds import CAN_DECODE, ONE_WAY, rename_kind
 from swarm.stage.model.text_models import text_config_of
 
 # Layers of a type that none of our modules computes show in the comparison of cut and whole models.
 _LAYER_TYPES = frozenset(
     {
         "full_attention",
+        "indexed_attention",
         "sliding_attention",
         "chunked_attention",
         "attention",
         "linear_attention",
         "conv",
         "hybrid",
+        "hybrid_sliding",
         "mlp",
         "moe",
     }
+)
+
+# What transformers' classes raise for settings that they can't use, such as a model without heads.
+ERRORS_OF_SETTINGS = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError, ArithmeticError, ImportError),
+    *(RuntimeError, StrictDataclassError),  # those of tensors' shapes; of types
 )
 
 
@@ -37,26 +47,47 @@ def read_config(folder: Path) -> Any:
 
     Without ``trust_remote_code=False``, transformers asks at the terminal whether to run the folder's own Python.
     """
+    return text_config_of(read_whole_config(folder))
+
+
+def read_whole_config(folder: Path) -> Any:
+    """Read ``config.json`` as transformers does, with all towers of a multimodal model. Raises ``ModelError``."""
+    settings = read_json(folder / "config.json", "a model folder needs it")
+    renamed = rename_kind(settings)
     try:
+        if renamed is not settings:  # transformers would ask for the folder's code
+            return AutoConfig.for_model(**renamed)
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, StrictDataclassError) as error:
+    except ERRORS_OF_SETTINGS as error:
         raise ModelError(
             f"{folder}: transformers doesn't support this model ({' '.join(str(error).split())[:200]})"
         ) from None
-    return text_config_of(config)
+    return config
 
 
 def check_config(config: Any) -> Any:
     """Reject a configuration that the attention function or the batching would silently compute incorrectly; return a
     copy, of a multimodal model that of the text tower."""
+    try:
+        return _check_config(config)
+    except ERRORS_OF_SETTINGS as error:
+        raise ModelError(
+            f"{type(config).__name__}: config.json has settings that can't be used ({type(error).__name__}: "
+            f"{' '.join(str(error).split())[:200]})"
+        ) from None
+
+
+def _check_config(config: Any) -> Any:
     config = text = text_config_of(config)
     name = type(config).__name__
     layer_types = set(getattr(text, "layer_types", None) or ())
     unknown = layer_types - _LAYER_TYPES
     if unknown:
         raise ModelError(f"{name}: layers of type {', '.join(sorted(unknown))} keep a state that is not supported")
-    if getattr(text, "use_bidirectional_attention", None) not in (None, False, "vision"):  # tokens of images alone
+    if getattr(text, "use_bidirectional_attention", None) not in ONE_WAY:
         raise ModelError(f"{name}: attention to later tokens can't be served")
+    if text.model_type in CAN_DECODE and (not text.is_decoder or text.add_cross_attention):
+        raise ModelError(f"{name}: without is_decoder, or with add_cross_attention, it doesn't continue a text alone")
     config = fix_rope(config)
     config.use_cache = False
     return config

@@ -140,9 +140,5 @@ def module_names(skeleton: ModelSkeleton, layer: int) -> frozenset[str]:
 
 
 def _stored_names(skeleton: ModelSkeleton, source: ModelSource, name: str) -> list[str]:
-    """Return a tensor's stored names. A tied head that is not stored uses the embedding's table."""
-    output, tied = f"{skeleton.parts.output_embedding}.weight", f"{skeleton.parts.input_embedding}.weight"
-    stored_names = source.stored_names(name)
-    if not stored_names and name == output and skeleton.config.get_text_config().tie_word_embeddings:
-        return source.stored_names(tied)
-    return stored_names
+    """Return a tensor's stored names. A tied one that is not stored has those of the tensor that it equals."""
+    return source.stored_names(name) or source.stored_names(skeleton.tied_name(name))

@@ -9,91 +9,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from types import MethodType
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
-from transformers.integrations import moe
-from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
+from transformers.models.ctrl.modeling_ctrl import positional_encoding
 
 from swarm.errors import ModelError
 from swarm.stage.attention.function import attend_rows, is_chunked
 from swarm.stage.attention.options import AttentionOptions
 from swarm.stage.attention.passes import current_pass
 from swarm.stage.matmul.elementwise import apply_aligned
-from swarm.stage.matmul.experts import mix_experts
-from swarm.stage.model import layer_inputs
-from swarm.stage.model.portable_math import logarithm
-
-
-@dataclass(frozen=True, slots=True)
-class Decoder:
-    """Names of a base model's modules, in the order in which they run; ``arguments``: what its layers are called with
-    besides hidden states. Their names that have no value here are given as None."""
-
-    embed: str
-    layers: str = "h"
-    positions: str = ""  # the module that embeds positions, whose result is added
-    after_embed: tuple[str, ...] = ()  # modules between the embedding of tokens and that sum
-    after_layers: tuple[str, ...] = ("ln_f",)
-    arguments: tuple[str, ...] = ()
-    holder: str = ""  # the module within the base model that has all these
-
-
-_DECODERS = {
-    "BloomModel": Decoder(
-        "word_embeddings", after_embed=("word_embeddings_layernorm",), arguments=("alibi", "attention_mask")
-    ),
-    "BioGptModel": Decoder("embed_tokens", "layers", "embed_positions", (), ("layer_norm",)),
-    "CodeGenModel": Decoder("wte", arguments=("position_ids",)),
-    "FalconModel": Decoder("word_embeddings", arguments=("alibi", "attention_mask", "position_embeddings")),
-    "GPT2Model": Decoder("wte", "h", "wpe"),
-    "GPTBigCodeModel": Decoder("wte", "h", "wpe"),
-    "GPTJModel": Decoder("wte", arguments=("position_ids",)),
-    "GPTNeoModel": Decoder("wte", "h", "wpe"),
-    "GPTNeoXJapaneseModel": Decoder(
-        "embed_in", "layers", "", (), ("final_layer_norm",), ("position_ids", "position_embeddings")
-    ),
-    "MptModel": Decoder("wte", "blocks", "", (), ("norm_f",), ("position_bias", "attention_mask")),
-    "OPTModel": Decoder(
-        "embed_tokens",
-        "layers",
-        "embed_positions",
-        ("project_in",),
-        ("final_layer_norm", "project_out"),
-        holder="decoder",
-    ),
-    "OpenAIGPTModel": Decoder("tokens_embed", "h", "positions_embed", (), ()),
-    "XGLMModel": Decoder("embed_tokens", "layers", "embed_positions", (), ("layer_norm",)),
-}
-# Kinds that call transformers' table of attention functions, but do not declare it.
-_PLUGGABLE = frozenset({"BioGptModel", "StableLmModel"})
+from swarm.stage.matmul.experts import describe_experts, mix_experts
+from swarm.stage.model import attention_variants as variants
+from swarm.stage.model import layer_inputs, shared_indexes
+from swarm.stage.model.decoders import find_base, find_decoder, run_decoder
+from swarm.stage.model.portable_math import logarithm, portable_math
+from swarm.stage.modules.recognition import function_of
 
 OWN_TABLE = frozenset({"falcon", "gptj", "gpt_neo"})  # kinds that look for attention in a table of their own
-
-
-def is_replaced(model: Any) -> bool:
-    """Whether this kind of model attends by our function although transformers does not declare that it can."""
-    kind = type(find_base(model)[0]).__name__
-    return kind in _DECODERS or kind in _PLUGGABLE
-
-
-def find_base(model: Any) -> tuple[Any, str]:
-    """Return the model without its head, and its name; the model itself if it has no head."""
-    base, name = model.base_model, model.base_model_prefix
-    if base is model and isinstance(getattr(model, "model", None), PreTrainedModel):
-        return model.model, "model"  # Llama 4 names another one
-    return base, name
-
-
-def find_decoder(base: nn.Module) -> Decoder | None:
-    """Return the order of a base model's modules, if it is of these kinds."""
-    return _DECODERS.get(type(base).__name__)
 
 
 def replace_forwards(model: Any) -> None:
@@ -102,11 +39,13 @@ def replace_forwards(model: Any) -> None:
     decoder = find_decoder(base)
     if layer_inputs.is_wide(base):
         layer_inputs.replace_forward(base)
+    elif shared_indexes.is_shared(base):
+        shared_indexes.replace_forward(base)
     elif decoder is not None:
         base = getattr(base, decoder.holder) if decoder.holder else base
-        base.swarm_decoder, base.forward = decoder, MethodType(_run_decoder, base)
-        base._buffers.clear()  # masks
-        for index, layer in enumerate(getattr(base, decoder.layers)):
+        base.swarm_decoder, base.forward = decoder, MethodType(run_decoder, base)
+        base._buffers.clear()  # masks, and a factor
+        for index, layer in enumerate(base.get_submodule(decoder.layers)):
             for name, part in list(layer.named_modules()):
                 _prepare_part(layer, name, part, index)
                 _replace_forward(part, _ATTENTIONS, model.config)
@@ -126,46 +65,14 @@ def _prepare_part(layer: nn.Module, name: str, part: Any, index: int) -> None:
 
 
 def _replace_forward(part: Any, replacements: Mapping[str, _Replacement], config: Any) -> None:
+    change = _CHANGES.get(type(part).__name__)
+    if change is not None:
+        change(part, config)
     replacement = replacements.get(type(part).__name__)
     if replacement is not None:
         prepare, forward = replacement
         prepare(part, config)
         part.forward = MethodType(forward, part)
-
-
-def _run_decoder(
-    self: Any,
-    input_ids: torch.Tensor | None = None,
-    inputs_embeds: torch.Tensor | None = None,
-    **_: object,
-) -> BaseModelOutputWithPastAndCrossAttentions:
-    """Run a base model. A stage after the first gets the hidden states of the layer before as ``inputs_embeds``."""
-    decoder, positions = self.swarm_decoder, current_pass().positions
-    hidden = inputs_embeds
-    if input_ids is not None:
-        hidden = getattr(self, decoder.embed)(input_ids)
-        for part in (getattr(self, name) for name in decoder.after_embed):
-            hidden = hidden if part is None else part(hidden)
-        if decoder.positions:
-            hidden = hidden + _embed_positions(getattr(self, decoder.positions), positions).to(hidden.dtype)
-    assert hidden is not None, "a stage has tokens or hidden states"
-    given: dict[str, Any] = {"position_ids": positions}
-    if "position_embeddings" in decoder.arguments:
-        given["position_embeddings"] = self.rotary_emb(hidden, positions)
-    arguments = {name: given.get(name) for name in decoder.arguments}
-    for layer in getattr(self, decoder.layers):
-        output = layer(hidden, **arguments)
-        hidden = output if isinstance(output, torch.Tensor) else output[0]
-    for part in (getattr(self, name) for name in decoder.after_layers):
-        hidden = hidden if part is None else part(hidden)
-    return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=hidden)
-
-
-def _embed_positions(part: Any, positions: torch.Tensor) -> torch.Tensor:
-    """Look up positions. Some tables begin with rows that stand for none."""
-    table = part.weights if hasattr(part, "weights") else part.weight
-    rows: torch.Tensor = table[positions + getattr(part, "offset", 0)]
-    return rows
 
 
 # --- attention ---
@@ -230,7 +137,7 @@ def _attend_mpt(self: Any, hidden_states: torch.Tensor, **_: object) -> Any:
 
 def _prepare_falcon(self: Any, config: Any) -> None:
     self.slopes = _bloom_slopes(self.num_heads) if config.alibi else None
-    self.rotate = _function_of(self, "apply_rotary_pos_emb")
+    self.rotate = function_of(self, "apply_rotary_pos_emb")
 
 
 def _attend_falcon(self: Any, hidden_states: torch.Tensor, position_embeddings: Any, **_: object) -> Any:
@@ -248,7 +155,7 @@ def _attend_falcon(self: Any, hidden_states: torch.Tensor, position_embeddings: 
 
 
 def _prepare_paired(self: Any, _: Any) -> None:
-    self.rotate = _function_of(self, "apply_rotary_pos_emb")
+    self.rotate = function_of(self, "apply_rotary_pos_emb")
 
 
 def _rotate_pairs(self: Any, heads: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
@@ -306,10 +213,10 @@ def _attend_openai(self: Any, hidden_states: torch.Tensor, **_: object) -> Any:
     return [self.c_proj(_attend(self, query, key, value, scale=None if self.scale else 1.0))]
 
 
-def _function_of(part: Any, name: str) -> Callable[..., Any]:
-    """Return a function of the file that defines the module's class."""
-    function: Callable[..., Any] = type(part).forward.__globals__[name]
-    return function
+def _attend_bert(self: Any, hidden_states: torch.Tensor, **_: object) -> Any:
+    shape = (1, -1, self.num_attention_heads, self.attention_head_size)
+    query, key, value = (part(hidden_states).view(shape) for part in (self.query, self.key, self.value))
+    return _attend(self, query, key, value), None
 
 
 # --- Llama 4 ---
@@ -371,9 +278,45 @@ def _mix_llama4(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, N
 
 
 def _prepare_experts(self: Any, _: Any) -> None:
-    """Describe the experts as transformers describes those of other kinds."""
-    about = {"is_transposed": True, "has_gate": True, "has_bias": False, "has_post_expert_norm": False}
-    self.__class__ = type(type(self).__name__, (type(self),), about | {"_apply_gate": moe._default_apply_gate})
+    describe_experts(self, is_transposed=True)
+
+
+# --- embedded tokens ---
+
+
+class _Scaled(nn.Module):
+    """Product with a factor."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden * self.factor
+
+
+class _Positions(nn.Module):
+    """Table of positions that is computed, not stored."""
+
+    def __init__(self, table: torch.Tensor) -> None:
+        super().__init__()
+        self.weights = table
+
+
+@lru_cache(maxsize=8)
+def _ctrl_table(num_positions: int, width: int) -> torch.Tensor:
+    with portable_math():
+        table: torch.Tensor = positional_encoding(num_positions, width, torch.float32)
+    return table
+
+
+def _prepare_ctrl(self: Any, config: Any) -> None:
+    table = _ctrl_table(config.n_positions, config.n_embd)
+    self.swarm_scale, self.swarm_positions = _Scaled(math.sqrt(config.n_embd)), _Positions(table)
+
+
+def _prepare_recurrent_gemma(self: Any, config: Any) -> None:
+    self.swarm_scale = _Scaled(float(torch.tensor(config.hidden_size**0.5, dtype=torch.bfloat16)))
 
 
 # --- other parts ---
@@ -406,13 +349,27 @@ _ATTENTIONS: dict[str, _Replacement] = {
     "GPTNeoSelfAttention": (_prepare_gpt_neo, _attend_gpt_neo),
     "XGLMAttention": (_no_preparation, _attend_xglm),
     "GPTNeoXJapaneseAttention": (_prepare_paired, _attend_japanese),
+    "MegatronBertSelfAttention": (_no_preparation, _attend_bert),
+    "RemBertSelfAttention": (_no_preparation, _attend_bert),
     "Attention": (_no_preparation, _attend_openai),
 }
 _PARTS: dict[str, _Replacement] = {
+    "DiffLlamaAttention": (variants.prepare_difference, variants.attend_difference),
+    "DogeAttention": (variants.prepare_doge, variants.attend_doge),
+    "LongcatFlashExperts": (variants.prepare_zero_experts, mix_experts),
+    "LongcatFlashMoE": (_no_preparation, variants.mix_with_zero_experts),
     "Llama4TextAttention": (_prepare_llama4, _attend_llama4),
     "Llama4TextMoe": (_no_preparation, _mix_llama4),
     "Llama4TextExperts": (_prepare_experts, mix_experts),
     "Llama4TextRotaryEmbedding": (_no_preparation, _turn_llama4),
     "ModernBertDecoderEmbeddings": (_no_preparation, _embed_modernbert),
     "Phi4MultimodalFeatureEmbedding": (_prepare_no_images, _embed_no_images),
+}
+# By class: what is done once with a module that keeps its forward.
+_CHANGES: dict[str, Callable[[Any, Any], None]] = {
+    "CTRLModel": _prepare_ctrl,
+    "RecurrentGemmaModel": _prepare_recurrent_gemma,
+    "DogeCDMoE": variants.prepare_mixture,
+    "LongcatFlashDecoderLayer": variants.prepare_longcat,
+    "LongcatFlashTopkRouter": variants.prepare_router,
 }

@@ -136,7 +136,7 @@ def _has_no_data(value: object) -> bool:
 
 
 def _to_tensor(values: Doubles, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return torch.from_numpy(values).to(like.device, dtype)
+    return torch.from_numpy(values).to(dtype).to(like.device)
 
 
 def _doubles(tensor: torch.Tensor) -> Doubles:

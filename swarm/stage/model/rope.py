@@ -28,6 +28,7 @@ class RopeTable(nn.Module):
         self.inner = inner
         # what models read from theirs
         self.config, self.layer_types = getattr(inner, "config", None), getattr(inner, "layer_types", None)
+        self.mrope_section = getattr(inner, "mrope_section", None)
         self._tables: dict[tuple[object, ...], tuple[torch.Tensor, ...]] = {}
 
     def forward(self, like: torch.Tensor, position_ids: torch.Tensor, *which: object, layer_type: object = None) -> Any:
@@ -39,9 +40,17 @@ class RopeTable(nn.Module):
             this.cache_stats.rope_misses += 1
         else:
             this.cache_stats.rope_hits += 1
+        if position_ids.ndim == 3 and this.positions.ndim == 3:  # sequences with images
+            return tuple(self._of_images(part, position_ids) for part in table)
         positions = position_ids.flatten(0, -2)[0]  # those of images, if the model has such, equal those of text
         parts = tuple(part.index_select(0, positions).unsqueeze(0) for part in table)
         return parts[0] if len(parts) == 1 else parts
+
+    def _of_images(self, part: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Look up three positions of each token, and let the model's module choose among their numbers."""
+        half = part[:, : part.shape[1] // 2]
+        chosen: torch.Tensor = self.inner.recomposition_frequencies(half[positions])  # type: ignore[operator]
+        return chosen
 
     def _extend(
         self, table: tuple[torch.Tensor, ...] | None, like: torch.Tensor, length: int, which: tuple[object, ...]

@@ -6,28 +6,18 @@ a whole multimodal model, a class of the tower and a linear head is made here.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import transformers
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, GraniteForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 from swarm.errors import ModelError
+from swarm.stage.model.text_tower import CAUSAL_TOWERS, HEADLESS_TOWERS, image_layers
 
-# Classes of text towers under a plain linear head, by the kind of their configuration.
-_TOWERS = {
-    "glm4v_moe_text": "Glm4vMoeTextModel",
-    "glm4v_text": "Glm4vTextModel",
-    "glm_ocr_text": "GlmOcrTextModel",
-    "qwen2_5_omni_text": "Qwen2_5OmniThinkerTextModel",
-    "qwen2_5_vl_text": "Qwen2_5_VLTextModel",
-    "qwen2_vl_text": "Qwen2VLTextModel",
-    "qwen3_omni_moe_text": "Qwen3OmniMoeThinkerTextModel",
-    "qwen3_vl_moe_text": "Qwen3VLMoeTextModel",
-    "qwen3_vl_text": "Qwen3VLTextModel",
-}
-# Text towers that transformers has a causal class for, but does not list.
-_CAUSAL = {"emu3_text_model": "Emu3ForCausalLM"}
+# Text towers whose logits are scaled, as by this class.
+_SCALED = {"granite_docling_text": GraniteForCausalLM}
 _REFUSED = {
     "moshi": "continues speech and text together",  # its checkpoints have parts that no text model has
     "paligemma": "attends to later tokens of a prompt",
@@ -41,18 +31,29 @@ def text_config_of(config: Any) -> Any:
     """
     if config.model_type in _REFUSED:
         raise ModelError(f"{type(config).__name__}: it {_REFUSED[config.model_type]}, so it can't be served")
-    text = config.get_text_config()
-    if text is config:
-        return config
+    text = _without_image_layers(config.get_text_config())
+    if config.get_text_config() is config:
+        return text
     if config.is_encoder_decoder or text.is_encoder_decoder:
         raise ModelError(f"{type(config).__name__}: a decoder that reads from an encoder can't be served")
-    text.tie_word_embeddings = config.tie_word_embeddings
+    text.tie_word_embeddings = getattr(config, "tie_word_embeddings", getattr(text, "tie_word_embeddings", False))
+    return text
+
+
+def _without_image_layers(text: Any) -> Any:
+    """Return the configuration without the layers that attend to images, which do nothing in a text."""
+    layers = image_layers(text.to_dict())
+    if not layers:
+        return text
+    text = copy.deepcopy(text)
+    text.num_hidden_layers -= len(layers)
+    text.cross_attention_layers = []
     return text
 
 
 def register(config: Any) -> None:
     """Let transformers build a causal model over this text tower, if it has no class for that."""
-    kind, tower, causal = type(config), _TOWERS.get(config.model_type), _CAUSAL.get(config.model_type)
+    kind, tower, causal = type(config), HEADLESS_TOWERS.get(config.model_type), CAUSAL_TOWERS.get(config.model_type)
     if (tower or causal) and kind not in AutoModelForCausalLM._model_mapping:
         made = getattr(transformers, causal) if causal else _make_class(kind, getattr(transformers, str(tower)))
         AutoModelForCausalLM.register(kind, made, exist_ok=True)
@@ -73,7 +74,7 @@ def _make_class(kind: type[Any], tower: type[Any]) -> type[Any]:
         (family,),
         {
             "__init__": build,
-            "forward": LlamaForCausalLM.forward,
+            "forward": _SCALED.get(kind.model_type, LlamaForCausalLM).forward,
             "base_model_prefix": "model",
             "config_class": kind,
             "_tied_weights_keys": {"lm_head.weight": "model.embed_tokens.weight"},

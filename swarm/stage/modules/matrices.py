@@ -7,6 +7,7 @@ from itertools import accumulate
 
 import torch
 
+from swarm.stage.matmul.triton_products import TritonLinear
 from swarm.stage.modules.reading import Matrix, RowKind
 from swarm.stage.modules.recognition import Function
 from swarm.stage.native.adapters import Site
@@ -36,9 +37,12 @@ class JoinedProducts(NativeModule):
         return out
 
 
-def name_outputs(product: NativeLinear | JoinedProducts, modules: Iterable[tuple[str, int]]) -> None:
+def name_outputs(product: NativeLinear | TritonLinear | JoinedProducts, modules: Iterable[tuple[str, int]]) -> None:
     """Set which modules of the model a product stands for: their names and numbers of outputs, side by side."""
     sites = [Site(name, 0, count) for name, count in modules]
+    if isinstance(product, TritonLinear):
+        product.sites = (tuple(sites),)
+        return
     for linear, first in product.columns():
         linear.sites = (tuple(_cut_sites(sites, first, first + linear.out_features)),)
 

@@ -92,6 +92,9 @@ def replace_norm(part: Any, read: WeightReader) -> NativeModule | None:
         return NativeLayerNorm(read.tensor("weight", part.weight), bias, part.eps)
     if same_code(part, LlamaRMSNorm):
         return NativeRmsNorm(read.tensor("weight", part.weight), part.variance_epsilon)
+    # by name: importing its file takes long, and other kinds do not need it
+    if type(part).__name__ == "xLSTMRMSNorm" and part.weight is not None and part.bias is None:
+        return NativeRmsNorm(read.tensor("weight", part.weight), part.eps)
     if same_code(part, Olmo2RMSNorm):
         return NativeRmsNorm(read.tensor("weight", part.weight), part.variance_epsilon, rounded=False)
     if same_code(part, Gemma2RMSNorm) and same_function(type(part)._norm, Gemma2RMSNorm._norm):

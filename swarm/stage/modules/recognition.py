@@ -6,6 +6,7 @@ transformers' models share most of their code. A module that is not recognised s
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -36,6 +37,12 @@ _ACTIVATIONS: dict[str, Function] = {
 def same_code(module: nn.Module, known: type[nn.Module]) -> bool:
     """Whether the module's forward does the same as a known class's."""
     return same_function(type(module).forward, known.forward)
+
+
+def function_of(part: Any, name: str) -> Callable[..., Any]:
+    """Return a function of the file that defines the module's class."""
+    function: Callable[..., Any] = type(part).forward.__globals__[name]
+    return function
 
 
 def same_function(mine: Any, theirs: Any) -> bool:

@@ -118,6 +118,33 @@ def convolve(
     return out
 
 
+def shift(rows: torch.Tensor, segments: Segments, state: int, *, keep: bool = True) -> torch.Tensor:
+    """Return the row before each row. The one before a segment's first is in the state, from number ``state`` on;
+    with ``keep``, a segment's last row is written there."""
+    out = torch.empty_like(rows)
+    for where, before, after in segments.split(state, rows.shape[1]):
+        out[where.start] = before.to(rows.dtype)
+        out[where.start + 1 : where.stop] = rows[where.start : where.stop - 1]
+        if keep:
+            after.copy_(rows[where.stop - 1])
+    return out
+
+
+def raise_exponents(
+    kept: torch.Tensor, new: torch.Tensor, segments: Segments, state: int, start: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the largest exponent before each row, and after it: what is ``kept`` is added to it, and ``new`` may be
+    larger. ``kept`` and ``new`` are float32 ``[rows, numbers]``; a sequence begins with ``start``."""
+    befores, afters, positions = torch.empty_like(new), torch.empty_like(new), current_pass().positions[0]
+    for where, before, after in segments.split(state, new.shape[1]):
+        last = torch.full_like(before, start) if positions[where.start] == 0 else before
+        for row in range(where.start, where.stop):
+            befores[row] = last
+            last = torch.maximum(last + kept[row], new[row], out=afters[row])
+        after.copy_(last)
+    return befores, afters
+
+
 def recur(
     query: torch.Tensor,
     key: torch.Tensor,

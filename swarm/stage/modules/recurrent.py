@@ -15,8 +15,22 @@ from typing import Any
 import torch
 from torch import nn
 
+from swarm.stage.attention.passes import current_pass
+from swarm.stage.matmul import linears
+from swarm.stage.modules.latents import build_head_products
+from swarm.stage.modules.norms import NativeLayerNorm
 from swarm.stage.modules.recognition import find_activation, same_code
-from swarm.stage.modules.recurrence import Segments, apply_function, convolve, norm_pieces, recur, scan
+from swarm.stage.modules.recurrence import (
+    Segments,
+    apply_function,
+    convolve,
+    norm_pieces,
+    raise_exponents,
+    recur,
+    scan,
+    shift,
+)
+from swarm.stage.native.linears import NativeLinear
 
 
 class AdoptedParts(nn.Module):
@@ -26,6 +40,9 @@ class AdoptedParts(nn.Module):
         super().__init__()
         self._modules.update(part._modules)
         self._parameters.update(part._parameters)
+
+    def build_products(self, kernel: linears.LinearKernel) -> None:
+        """Build the products with weights that no linear layer has, once they have been read."""
 
     def prepare(self) -> None:
         """Compute what depends on the weights alone, once they have been read."""
@@ -195,22 +212,48 @@ class ChannelDeltaNet(RecurrentModule):
         segments, shape = Segments(self.layer_idx, self._numbers), (len(mixed), self._heads, self._size)
         wide = self._convolve(mixed, self._function, segments).float()
         query, key, value = wide.chunk(3, dim=1)
-        gate: Any = self.get_submodule("forget_gate")
-        step = gate.f_b_proj(gate.f_a_proj(hidden_states))[0].float() + self._step_bias
         out = recur(
             norm_pieces(query, self._size, 1e-6 / self._size, self._query_weight).view(shape),
             norm_pieces(key, self._size, 1e-6 / self._size, self._key_weight).view(shape),
             value.view(shape),
-            apply_function("exp", self._rate * apply_function("softplus", step).view(shape)),
+            apply_function("exp", self._decay_rates(hidden_states, shape)),
             beta=apply_function("sigmoid", self._apply_part("b_proj", hidden_states)[0].float()),
             segments=segments,
             state=self._state,
         )
         dtype = hidden_states.dtype
         normed = norm_pieces(out.to(dtype).float(), self._size, self._epsilon, self._norm_weight)
-        opened = self._apply_part("g_b_proj", self._apply_part("g_a_proj", hidden_states))[0].float()
-        rows = (normed.view(len(mixed), -1) * apply_function("sigmoid", opened)).to(dtype)
+        rows = (normed.view(len(mixed), -1) * apply_function("sigmoid", self._open(hidden_states))).to(dtype)
         return self._apply_part("o_proj", rows.unsqueeze(0))
+
+    def _decay_rates(self, hidden: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return the logarithms of decays."""
+        gate: Any = self.get_submodule("forget_gate")
+        step = gate.f_b_proj(gate.f_a_proj(hidden))[0].float() + self._step_bias
+        return self._rate * apply_function("softplus", step).view(shape)
+
+    def _open(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what the gates of the result are made of."""
+        return self._apply_part("g_b_proj", self._apply_part("g_a_proj", hidden))[0].float()
+
+
+class BoundedDeltaNet(ChannelDeltaNet):
+    """The delta rule of Ling, whose decays may have a lower bound, and whose gates have whole matrices."""
+
+    def __init__(self, part: Any) -> None:
+        super().__init__(part)
+        gate = part.forget_gate
+        self._lower_bound = float(gate.lower_bound) if gate.safe_gate else None
+
+    def _decay_rates(self, hidden: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        gate: Any = self.get_submodule("forget_gate")
+        step = (gate.f_proj(hidden)[0].float() + self._step_bias).view(shape)
+        if self._lower_bound is None:
+            return self._rate * apply_function("softplus", step)
+        return self._lower_bound * apply_function("sigmoid", -self._rate * step)
+
+    def _open(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._apply_part("g_proj", hidden)[0].float()
 
 
 class StateSpace(RecurrentModule):
@@ -334,6 +377,226 @@ class SelectiveScan(RecurrentModule):
         return self._apply_part(name, rows) if name in self._modules else rows
 
 
+class HeadScan(SelectiveScan):
+    """Mamba-1 of several heads, each with matrices of its own (Zamba)."""
+
+    def __init__(self, part: Any) -> None:
+        super().__init__(part)
+        self._heads = part.n_mamba_heads
+
+    def build_products(self, kernel: linears.LinearKernel) -> None:
+        for name in ("x_proj", "dt_proj"):
+            weights: Any = self._parameters.pop(f"{name}_weight")
+            self._modules[name] = build_head_products(weights.detach().contiguous(), kernel)
+
+    def prepare(self) -> None:
+        RecurrentModule.prepare(self)
+        self._rate = _rates(self.get_parameter("A_log")).transpose(1, 2).contiguous()  # [heads, numbers, channels]
+        self._skip = self.get_parameter("D").detach().float().flatten()
+        self._step_bias = self.get_parameter("dt_proj_bias").detach().float().unsqueeze(1)
+
+    def forward(self, hidden_states: torch.Tensor, **_: object) -> torch.Tensor:
+        mixed, gate = self._apply_part("in_proj", hidden_states)[0].view(-1, self._width, 2).unbind(2)
+        segments, size = Segments(self.layer_idx, self._numbers), self._width // self._heads
+        x = self._convolve(mixed.contiguous(), self._function, segments)
+        by_head = x.view(len(x), self._heads, size)
+        mix = self._modules["x_proj"](by_head, self._rank + 2 * self._count)  # type: ignore[misc]
+        step, write, read = torch.split(mix, [self._rank, self._count, self._count], dim=2)
+        step = self._modules["dt_proj"](step, size).transpose(0, 1).float() + self._step_bias  # type: ignore[misc]
+        step, wide = apply_function("softplus", step), by_head.transpose(0, 1).float()
+        write, read = write.transpose(0, 1), read.transpose(0, 1)
+        parts = [
+            scan(
+                wide[head],
+                step[head],
+                self._rate[head],
+                write=write[head].float(),
+                read=read[head].float(),
+                segments=segments,
+                state=self._state + head * self._count * size,
+            )
+            for head in range(self._heads)
+        ]
+        out = torch.cat(parts, dim=1) + x.float() * self._skip
+        rows = (out * apply_function("swish", gate.float())).to(hidden_states.dtype)
+        return self._apply_part("out_proj", rows.unsqueeze(0))
+
+
+class GatedRecurrence(RecurrentModule):
+    """A number for each channel, whose decay and whose input have gates (RecurrentGemma)."""
+
+    def __init__(self, part: Any) -> None:
+        super().__init__(part)
+        self._heads, self._width = part.rg_lru.num_attention_heads, part.lru_width
+        self._numbers += self._width
+
+    def build_products(self, kernel: linears.LinearKernel) -> None:
+        rule = self.get_submodule("rg_lru")
+        for name in ("input_gate", "recurrent_gate"):
+            weights: Any = rule._parameters.pop(f"{name}_weight")
+            self._modules[name] = build_head_products(weights.detach().transpose(1, 2).contiguous(), kernel)
+
+    def prepare(self) -> None:
+        super().prepare()
+        rule: Any = self.get_submodule("rg_lru")
+        self._rate = -8.0 * apply_function("softplus", rule.recurrent_param.detach().float())
+        self._biases = {
+            name: getattr(rule, f"{name}_bias").detach().float().flatten() for name in ("input_gate", "recurrent_gate")
+        }
+
+    def forward(self, hidden_states: torch.Tensor, **_: object) -> tuple[torch.Tensor, None]:
+        beside = self._apply_part("act_fn", self._apply_part("linear_y", hidden_states))
+        segments = Segments(self.layer_idx, self._numbers)
+        x = self._convolve(self._apply_part("linear_x", hidden_states)[0], "none", segments)
+        rates = self._gate("recurrent_gate", x) * self._rate
+        scale = torch.sqrt((1.0 - apply_function("exp", 2.0 * rates)).clamp(min=0.0))
+        scale = torch.where((current_pass().positions[0] == 0).unsqueeze(1), 1.0, scale)
+        one = torch.ones(len(x), 1, 1, device=x.device)
+        out = recur(
+            one,
+            one,
+            (x.float() * self._gate("input_gate", x) * scale).unsqueeze(2),
+            apply_function("exp", rates).unsqueeze(2),
+            segments=segments,
+            state=self._state,
+        )
+        return self._apply_part("linear_out", out.view(hidden_states.shape[0], len(x), -1).to(x.dtype) * beside), None
+
+    def _gate(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        by_head = x.view(len(x), self._heads, -1)
+        products = self._modules[name](by_head, self._width // self._heads)  # type: ignore[misc]
+        return apply_function("sigmoid", products.reshape(len(x), -1).float() + self._biases[name])
+
+
+class WeightedMeanBlock(RecurrentModule):
+    """A layer of RWKV-4: a mean of all values before, which their keys and distances weight, and a gated product.
+
+    The state has the last inputs of both parts, then the mean's numerator and denominator for each channel, and the
+    exponent that both are divided by.
+    """
+
+    def __init__(self, part: Any) -> None:
+        super().__init__(part)
+        self._width, self._channels = part.config.hidden_size, part.attention.attention_hidden_size
+        self._numbers = 2 * self._width + 3 * self._channels
+        # As transformers divides the sums, so that they stay in float16's range.
+        every = part.config.rescale_every
+        self._scale = 0.5 ** (self.layer_idx // every) if every > 0 else 1.0
+        self._is_halved = every > 0 and (self.layer_idx + 1) % every == 0
+
+    def prepare(self) -> None:
+        super().prepare()
+        self._rate = _rates(self.get_parameter("attention.time_decay"))
+        self._bonus = self.get_parameter("attention.time_first").detach().float()
+
+    def forward(self, hidden: torch.Tensor, **_: object) -> torch.Tensor:
+        segments = Segments(self.layer_idx, self._numbers)
+        if "pre_ln" in self._modules:
+            hidden = self._apply_part("pre_ln", hidden)
+        hidden = hidden + self._mix_times(self._apply_part("ln1", hidden)[0], segments) * self._scale
+        hidden = hidden + self._mix_channels(self._apply_part("ln2", hidden)[0], segments) * self._scale
+        return hidden / 2 if self._is_halved else hidden
+
+    def _mix_times(self, rows: torch.Tensor, segments: Segments) -> torch.Tensor:
+        part: Any = self.get_submodule("attention")
+        before = shift(rows, segments, 0)
+        key, value, gate = (
+            getattr(part, name)(_blend(rows, before, getattr(part, f"time_mix_{name}")))[0]
+            for name in ("key", "value", "receptance")
+        )
+        means = self._weigh(key.float(), value.float(), segments).to(rows.dtype)
+        result: torch.Tensor = part.output((apply_function("sigmoid", gate) * means).unsqueeze(0))
+        return result
+
+    def _mix_channels(self, rows: torch.Tensor, segments: Segments) -> torch.Tensor:
+        part: Any = self.get_submodule("feed_forward")
+        before = shift(rows, segments, self._width)
+        key, gate = (
+            getattr(part, name)(_blend(rows, before, getattr(part, f"time_mix_{name}")))
+            for name in ("key", "receptance")
+        )
+        result: torch.Tensor = apply_function("sigmoid", gate) * part.value(torch.relu(key).square())
+        return result
+
+    def _weigh(self, key: torch.Tensor, value: torch.Tensor, segments: Segments) -> torch.Tensor:
+        """Return the weighted means of float32 values ``[rows, channels]``."""
+        sums, exponents = 2 * self._width, 2 * self._width + 2 * self._channels
+        before, after = raise_exponents(self._rate.expand_as(key), key, segments, exponents, _LOWEST)
+        written, one = apply_function("exp", key - after), key.new_ones(len(key), 1, 1)
+        decay = apply_function("exp", before + self._rate - after).unsqueeze(2)
+        both = recur(one, one, torch.stack((written * value, written), 2), decay, segments=segments, state=sums)
+        numerator, denominator = shift(both.flatten(1), segments, sums, keep=False).view_as(both).unbind(2)
+        own = key + self._bonus
+        largest = torch.maximum(before, own)
+        old, new = apply_function("exp", before - largest), apply_function("exp", own - largest)
+        return (old * numerator + new * value) / (old * denominator + new)
+
+
+_LOWEST = -1e38  # an exponent of no weight
+
+
+def _blend(rows: torch.Tensor, before: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+    """Return a share of each row and the rest of the row before it, ``[1, rows, width]``."""
+    return rows * share + before * (1 - share)
+
+
+class MatrixMemory(RecurrentModule):
+    """A matrix for each head, which gates with exponentials write and forget (xLSTM).
+
+    The state has the matrices, each with one more column for the sum of all keys, then each head's exponent, by which
+    all its numbers are divided.
+    """
+
+    def __init__(self, part: Any) -> None:
+        super().__init__(part)
+        config = part.config
+        self._heads, self._is_fused = config.num_heads, config.weight_mode == "fused"
+        self._keys, self._values = part.qk_dim // self._heads, part.v_dim // self._heads
+        self._numbers = self._heads * (self._keys * (self._values + 1) + 1)
+        self._cap, self._epsilon, self._norm_epsilon = float(config.gate_soft_cap), config.eps, config.norm_eps
+
+    def build_products(self, kernel: linears.LinearKernel) -> None:
+        is_native = kernel is NativeLinear
+        one = torch.ones(self._values, device=self.get_parameter("multihead_norm.weight").device)
+        self._norm = (
+            NativeLayerNorm(one, None, self._norm_epsilon)
+            if is_native
+            else nn.LayerNorm(self._values, self._norm_epsilon, elementwise_affine=False)
+        )
+
+    def forward(self, hidden_states: torch.Tensor, state: object = None) -> tuple[torch.Tensor, None]:
+        query, key, value, gate, new, forget = self._project(hidden_states)
+        segments, count = Segments(self.layer_idx, self._numbers), len(query)
+        new = self._cap * torch.tanh(new.float() / self._cap)
+        kept = -apply_function("softplus", -self._cap * torch.tanh(forget.float() / self._cap))
+        before, after = raise_exponents(kept, new, segments, self._numbers - self._heads, 0.0)
+        values = value.float().view(count, self._heads, -1)
+        written = apply_function("exp", new - after).unsqueeze(2)
+        out = recur(
+            (query.float() * self._keys**-0.5).view(count, self._heads, -1),
+            key.float().view(count, self._heads, -1).contiguous(),
+            torch.cat((values * written, written), dim=2),
+            apply_function("exp", before + kept - after).unsqueeze(2),
+            segments=segments,
+            state=0,
+        )
+        weights = torch.maximum(out[..., -1:].abs(), apply_function("exp", -after).unsqueeze(2)) + self._epsilon
+        dtype, norm = hidden_states.dtype, self.get_submodule("multihead_norm")
+        rows = self._norm((out[..., :-1] / weights).view(-1, self._values)).view(count, -1).to(dtype) * norm.weight
+        if norm.bias is not None:
+            rows = rows + norm.bias
+        return self._apply_part("out_proj", (apply_function("sigmoid", gate) * rows).unsqueeze(0)), None
+
+    def _project(self, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return queries, keys, values, and what three gates are made of: of the result, of new and of old values."""
+        if not self._is_fused:
+            names = ("q", "k", "v", "ogate_preact", "igate_preact", "fgate_preact")
+            return tuple(self._apply_part(name, hidden)[0] for name in names)
+        keys, values = self._heads * self._keys, self._heads * self._values
+        wide, gates = self._apply_part("qkv_opreact", hidden)[0], self._apply_part("ifgate_preact", hidden)[0]
+        return (*torch.split(wide, [keys, keys, values, values], dim=1), *gates.chunk(2, dim=1))
+
+
 class ShortConvolution(RecurrentModule):
     """A convolution between two gates (LFM2)."""
 
@@ -364,6 +627,93 @@ class LightningAttention(RecurrentModule):
         out = recur(query, key, value, decay, segments=segments, state=0).view(1, count, -1).to(hidden_states.dtype)
         gate = apply_function("sigmoid", self._apply_part("output_gate", hidden_states))
         return self._apply_part("out_proj", gate * self._apply_part("norm", out)), None
+
+
+class ConvolvedHeads(RecurrentModule):
+    """Queries and keys that convolutions mix with those before, and values of which half are of the row before (Zaya).
+
+    The state has the depthwise convolution's inputs, its last results without their bias, which the heads' convolution
+    needs again, and the last row's half of the values.
+    """
+
+    def __init__(self, part: Any) -> None:
+        super().__init__(part)
+        self._heads, self._key_heads, self._size = part.num_attention_heads, part.num_key_value_heads, part.head_dim
+        self._taps, self._has_bias = part.grouped_kernel_size, bool(part.config.attention_bias)
+        self._width = (self._heads + self._key_heads) * self._size
+        self._numbers += (self._taps - 1) * self._width + self._key_heads * self._size // 2
+
+    def build_products(self, kernel: linears.LinearKernel) -> None:
+        part: Any = self.get_submodule("conv_qk_grouped")
+        by_tap = part.weight.detach().view(-1, self._size, self._size, self._taps).transpose(2, 3)
+        self._modules["by_head"] = build_head_products(by_tap.flatten(2).contiguous(), kernel)
+
+    def prepare(self) -> None:
+        super().prepare()
+        self._first_bias, self._conv_bias = self._conv_bias, None
+        part: Any = self.get_submodule("conv_qk_grouped")
+        self._second_bias = part.bias.detach().float()
+
+    def forward(self, hidden_states: torch.Tensor, *_: object) -> tuple[torch.Tensor, ...]:
+        segments, count = Segments(self.layer_idx, self._numbers), hidden_states.shape[1]
+        query, key = (self._apply_part(name, hidden_states)[0] for name in ("q_proj", "k_proj"))
+        mixed = self._mix(torch.cat((query, key), dim=1), segments).view(count, -1, self._size)
+        groups = self._heads // self._key_heads
+        query, key = query.view(count, -1, groups, self._size).float(), key.view(count, -1, 1, self._size).float()
+        query = (query + key) * 0.5
+        key = sum(query.unbind(2)[1:], query[:, :, 0]) / groups
+        now, later = (self._apply_part(f"v_proj_{name}", hidden_states)[0] for name in ("current", "delayed"))
+        before = shift(later, segments, self._numbers - later.shape[1])
+        if self._has_bias:  # what it makes of zeros stands before the first
+            start = self._apply_part("v_proj_delayed", torch.zeros_like(hidden_states[:, :1]))[0]
+            before = torch.where((current_pass().positions[0] == 0).unsqueeze(1), start, before)
+        parts = (
+            mixed[:, : self._heads] + query.flatten(1, 2),
+            mixed[:, self._heads :] + key,
+            torch.cat((now, before), dim=1).view(count, -1, self._size),
+        )
+        return tuple(part.to(hidden_states.dtype).unsqueeze(0) for part in parts)
+
+    def _mix(self, rows: torch.Tensor, segments: Segments) -> torch.Tensor:
+        """Return the float32 results of both convolutions. The second one's inputs before the first row are biases."""
+        rows, state = self._convolve(rows, "none", segments), self._state
+        inputs = [rows]
+        for _ in range(self._taps - 1):
+            inputs.insert(0, shift(inputs[0], segments, state))
+            state += self._width
+        if self._first_bias is not None:
+            inputs = [(each.float() + self._first_bias).to(rows.dtype) for each in inputs]
+        by_head = torch.stack([each.view(len(rows), -1, self._size) for each in inputs], dim=2).flatten(2)
+        products = self._modules["by_head"](by_head, self._size)  # type: ignore[misc]
+        mixed: torch.Tensor = products.reshape(len(rows), -1).float() + self._second_bias
+        return mixed
+
+
+class HeadLengths(AdoptedParts):
+    """Norms of queries and keys, with a factor for each key head (Zaya)."""
+
+    def prepare(self) -> None:
+        self._factors = self.get_parameter("temp").detach()
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ones, dtype = torch.ones(query.shape[-1], device=query.device), query.dtype
+        query, key = (norm_pieces(rows.float(), rows.shape[-1], 1e-12, ones).to(dtype) for rows in (query, key))
+        return query, key * self._factors.view(-1, 1)
+
+
+class RoutedBlock(AdoptedParts):
+    """A layer of Zaya, whose router reads what the router before it computed: it follows a row's hidden state."""
+
+    def __init__(self, part: Any) -> None:
+        super().__init__(part)
+        self._sizes = [part.hidden_size, part.mlp.gate.router_hidden_size]
+
+    def forward(self, rows: torch.Tensor, **kwargs: object) -> torch.Tensor:
+        hidden, states = (part.contiguous() for part in torch.split(rows, self._sizes, dim=-1))
+        mixed, _ = self.get_submodule("self_attn")(hidden_states=self._apply_part("input_layernorm", hidden), **kwargs)
+        hidden = self.get_submodule("post_attention_residual_scale")(mixed, hidden)
+        mixed, states = self.get_submodule("mlp")(self._apply_part("post_attention_layernorm", hidden), states)
+        return torch.cat((self.get_submodule("post_mlp_residual_scale")(mixed, hidden), states), dim=-1)
 
 
 class PlainBlock(AdoptedParts):
@@ -400,13 +750,22 @@ _KNOWN: tuple[tuple[str, str, type[AdoptedParts]], ...] = (
     ("qwen3_5", "Qwen3_5GatedDeltaNet", SplitDeltaNet),
     ("olmo_hybrid", "OlmoHybridGatedDeltaNet", PlainDeltaNet),
     ("kimi_linear", "KimiLinearDeltaAttention", ChannelDeltaNet),
+    ("bailing_hybrid", "BailingHybridDeltaAttention", BoundedDeltaNet),
     ("mamba2", "Mamba2Mixer", StateSpace),
     ("falcon_h1", "FalconH1Mixer", ScaledStateSpace),
     ("mamba", "MambaMixer", SelectiveScan),
     ("falcon_mamba", "FalconMambaMixer", SelectiveScan),
     ("jamba", "JambaMambaMixer", SelectiveScan),
+    ("zamba", "ZambaMambaMixer", HeadScan),
+    ("zamba2", "Zamba2MambaMixer", StateSpace),
+    ("recurrent_gemma", "RecurrentGemmaRecurrentBlock", GatedRecurrence),
+    ("rwkv", "RwkvBlock", WeightedMeanBlock),
+    ("xlstm", "xLSTMLayer", MatrixMemory),
     ("lfm2", "Lfm2ShortConv", ShortConvolution),
     ("minimax", "MiniMaxLightningAttention", LightningAttention),
+    ("zaya", "ZayaCCAProjection", ConvolvedHeads),
+    ("zaya", "ZayaQKNorm", HeadLengths),
+    ("zaya", "ZayaDecoderLayer", RoutedBlock),
     ("mamba2", "Mamba2Block", PlainBlock),
     ("mamba", "MambaBlock", PlainBlock),
     ("falcon_mamba", "FalconMambaBlock", PlainBlock),
@@ -431,6 +790,8 @@ def replace_recurrent(model: Any) -> None:
         ours = next((ours for known, ours in _known_kinds() if same_code(part, known)), None)
         if ours is not None:
             part.swarm_config = model.config.get_text_config()
+            if not hasattr(part, "layer_idx"):  # the first number in the name is the layer's
+                part.layer_idx = int(next(piece for piece in name.split(".") if piece.isdigit()))
             model.set_submodule(name, ours(part))
 
 

@@ -87,6 +87,7 @@ class NativeAdapted(ctypes.Structure):
 
     _fields_ = [
         ("which", _pointer),
+        ("order", _pointer),
         ("adapters", _pointer),
         ("num_adapters", _count),
         ("slot", _count),

@@ -11,26 +11,33 @@
 #include "pool.h"
 
 #define RANKS 16 /* of a piece */
+#define ROWS 8   /* of a piece, at most */
 
 typedef struct {
   const SwarmKernels *kernels;
   const SwarmMatrix *matrix;
   const SwarmRows *rows;
-  const SwarmAdapted *adapted;
-  int64_t pieces; /* of a row */
+  int64_t num_rows;
+  int64_t rows_each; /* of a piece */
+  int64_t pieces;    /* of a row */
 } Job;
 
+/* Rows with the same adapter are neighbours in the order, so that what they share is read once. */
 static void lower_piece(const void *argument, int64_t index, int64_t next) {
   const Job *job = argument;
-  const SwarmAdapted *adapted = job->adapted;
-  const int64_t row = index / job->pieces, first = index % job->pieces * RANKS, kind = job->matrix->kind;
+  const SwarmAdapted *adapted = job->rows->adapted;
+  const int64_t begin = index / job->pieces * job->rows_each, end = least(begin + job->rows_each, job->num_rows);
+  const int64_t first = index % job->pieces * RANKS;
   (void)next;
-  if (adapted->which[row] < 0) return;
-  const SwarmAdapter *adapter = &adapted->adapters[adapted->which[row]][adapted->slot];
-  if (first >= adapter->rank) return;
-  const char *x = (const char *)job->rows->x + row * job->rows->stride * (kind == SWARM_BFLOAT16 ? 2 : 4);
-  job->kernels->lower(kind, adapter, x, job->matrix->inputs, first, least(RANKS, adapter->rank - first),
-                      adapted->lowered + row * adapted->stride);
+  for (int64_t at = begin, stop; at < end; at = stop) {
+    const int32_t which = adapted->which[adapted->order[at]];
+    for (stop = at + 1; stop < end && adapted->which[adapted->order[stop]] == which;) stop++;
+    if (which < 0) continue;
+    const SwarmAdapter *adapter = &adapted->adapters[which][adapted->slot];
+    if (first < adapter->rank)
+      job->kernels->lower(job->matrix->kind, adapter, job->rows, adapted->order + at, stop - at, job->matrix->inputs,
+                          first, least(RANKS, adapter->rank - first));
+  }
 }
 
 int swarm_adapt(const SwarmMatrix *matrix, SwarmRows rows, int64_t num_rows, const SwarmAdapted *adapted, int64_t slot,
@@ -48,8 +55,10 @@ int swarm_adapt(const SwarmMatrix *matrix, SwarmRows rows, int64_t num_rows, con
     mine.lowered = swarm_scratch(SWARM_LOWERED, num_rows * mine.stride * (int64_t)sizeof(float));
     if (mine.lowered == NULL) return -1;
     rows.adapted = &mine;
-    const Job job = {kernels, matrix, &rows, &mine, (mine.stride + RANKS - 1) / RANKS};
-    swarm_share(lower_piece, &job, num_rows * job.pieces, threads);
+    const int64_t pieces = (mine.stride + RANKS - 1) / RANKS, parts = 2 * (threads > 1 ? threads : 1);
+    const int64_t rows_each = least(ROWS, (num_rows * pieces + parts - 1) / parts);
+    const Job job = {kernels, matrix, &rows, num_rows, rows_each, pieces};
+    swarm_share(lower_piece, &job, (num_rows + rows_each - 1) / rows_each * pieces, threads);
   }
   return kernels->multiply(matrix, offsets, 1, &rows, threads);
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -105,6 +105,12 @@ class RowAdapters:
 
     names: tuple[str, ...]
     which: NDArray[np.int32]
+    order: NDArray[np.int32] = field(init=False)  # rows, sorted by ``which``
+    # ``order``, copied
+    _on_devices: dict[torch.device, torch.Tensor] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "order", np.argsort(self.which, kind="stable").astype(np.int32))
 
     @classmethod
     def of(cls, adapters: Sequence[str], counts: Sequence[int]) -> RowAdapters | None:
@@ -115,9 +121,16 @@ class RowAdapters:
         indices = [names.index(name) if name else -1 for name in adapters]
         return cls(names, np.repeat(np.asarray(indices, np.int32), counts))
 
+    def rows(self, index: int, device: torch.device) -> torch.Tensor:
+        """Return the rows of an adapter, on a device. They are copied there once for all products of a step."""
+        if device not in self._on_devices:
+            self._on_devices[device] = torch.from_numpy(self.order).to(device, torch.int64)
+        first, stop = np.searchsorted(self.which[self.order], (index, index + 1))
+        return self._on_devices[device][first:stop]
+
     def table(self, tables: Iterable[AdapterTable]) -> AdaptedRows:
         """Return the kernels' description, with the parts of each adapter in the order of ``names``."""
-        return AdaptedRows(self.which, tuple(tables))
+        return AdaptedRows(self, tuple(tables))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +150,12 @@ class AdapterTable:
 class AdaptedRows:
     """Description of a step's adapters for our kernels: ``native`` is ``SwarmAdapted`` of kernels.h."""
 
-    def __init__(self, which: NDArray[np.int32], tables: tuple[AdapterTable, ...]) -> None:
-        self._which, self._tables = which, tables
+    def __init__(self, rows: RowAdapters, tables: tuple[AdapterTable, ...]) -> None:
+        self._rows, self._tables = rows, tables
         self._addresses = (_pointer * len(tables))(*(ctypes.addressof(table.native) for table in tables))
         self.native = native.NativeAdapted(
-            which.ctypes.data, ctypes.addressof(self._addresses), len(tables), 0, None, 0
+            *(rows.which.ctypes.data, rows.order.ctypes.data),
+            *(ctypes.addressof(self._addresses), len(tables), 0, None, 0),
         )
 
 

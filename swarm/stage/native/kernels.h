@@ -98,6 +98,7 @@ typedef struct {
 /* The adapters of a step's rows. */
 typedef struct {
   const int32_t *which;                /* by row: index into `adapters`, or -1 for none */
+  const int32_t *order;                /* rows, sorted by `which` */
   const SwarmAdapter *const *adapters; /* of each one: what it adds to product number `slot` */
   int64_t num_adapters, slot;
   float *lowered; /* by row: scales * (down * x), `stride` apart */
@@ -306,9 +307,9 @@ typedef struct {
    */
   void (*combine)(int64_t kind, const SwarmRows *answers, const int64_t *slots, const float *weights, int64_t choices,
                   int64_t num_rows, int64_t size);
-  /* lowered = scales * (down * x) of `ranks` ranks from `first` on, of one row of `inputs` numbers. */
-  void (*lower)(int64_t kind, const SwarmAdapter *adapter, const void *x, int64_t inputs, int64_t first, int64_t ranks,
-                float *lowered);
+  /* lowered = scales * (down * x) of `ranks` ranks from `first` on, of the listed rows of `inputs` numbers. */
+  void (*lower)(int64_t kind, const SwarmAdapter *adapter, const SwarmRows *rows, const int32_t *listed,
+                int64_t num_listed, int64_t inputs, int64_t first, int64_t ranks);
   /* Quantize plain weights. Every variant gives the same bits. */
   void (*quantize)(const SwarmQuantization *job, int threads);
   /* Layers with a state; see the structures. */

@@ -42,7 +42,8 @@ _INT4_VALUES: Final = tuple(
 
 # Heads of latents (``modules.latents``): they multiply by columns as well as by rows, so they stay plain.
 LATENT_HEADS: Final = re.compile(r"\.kv_b_proj\.weight$")
-_ROUTER: Final = re.compile(r"\.(?:gate|router|shared_expert_gate)\.")
+# What chooses experts, and what weighs the scores by which an index chooses positions.
+_ROUTER: Final = re.compile(r"\.(?:gate|router|shared_expert_gate|weights_proj)\.")
 _EXPERTS: Final = re.compile(r"\.experts\.(?:gate_up_proj|gate_proj|up_proj|down_proj)$")
 _TRANSPOSED_EXPERTS: Final = frozenset({"gpt_oss", "llama4", "llama4_text"})  # [experts, inputs, outputs]
 # stored as [experts, inputs, outputs] or not, by the version that wrote them: they stay plain

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 SUPER_GROUP = 256  # inputs that share one pair of nested scales, as in the K formats of GGUF
 GROUPS = (16, 32, 64, 128)  # group sizes that our kernels have
 _BLOCK = 64  # outputs of a block of a packed matrix
+BLOCK_INPUTS = 128  # inputs of a block of a matrix that is packed for a GPU
 
 
 class Codes(enum.StrEnum):
@@ -77,6 +78,15 @@ def packed_bytes(form: WeightFormat, outputs: int, inputs: int) -> int:
     nested = 128 * ((form.scales is Scales.NESTED) + (form.minima is Minima.NESTED))
     group = form.group * _CODE_BYTES[form.codes] + _SCALE_BYTES[form.scales] + _MINIMUM_BYTES[form.minima]
     return -(-outputs // _BLOCK) * (num_super * nested + num_groups * group)
+
+
+def gpu_bytes(form: WeightFormat, outputs: int, inputs: int) -> int:
+    """Return the size of a matrix that is packed for a GPU: codes of more than 4 bits have a byte each."""
+    blocks, num_groups, num_super = -(-inputs // BLOCK_INPUTS), -(-inputs // form.group), -(-inputs // SUPER_GROUP)
+    nested = 2 * num_super * ((form.scales is Scales.NESTED) + (form.minima is Minima.NESTED))
+    numbers = (_SCALE_BYTES[form.scales] + _MINIMUM_BYTES[form.minima]) // _BLOCK
+    codes = blocks * BLOCK_INPUTS // (2 if form.codes is Codes.INT4 else 1)
+    return outputs * (codes + num_groups * numbers + nested)
 
 
 def supports_int8(form: WeightFormat) -> bool:

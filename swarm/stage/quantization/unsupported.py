@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from swarm.errors import ModelError
+from swarm.errors import ModelError, UnservedModel
 from swarm.hub.headers import ELEMENT_BITS, StoredTensor
 from swarm.stage.quantization.settings import Settings, read_text
 
@@ -52,7 +52,7 @@ def reject_method(settings: Settings, config: Mapping[str, Any]) -> ModelError:
         return ModelError(f"quantization_config has no quant_method, so its format is unknown; {_INSTEAD}")
     else:
         name = _NAMES.get(method, method)
-    return ModelError(f"checkpoints quantized with {name} are not supported; {_INSTEAD}")
+    return UnservedModel(f"checkpoints quantized with {name} are not supported; {_INSTEAD}")
 
 
 def check_leftovers(tensors: Collection[StoredTensor]) -> None:

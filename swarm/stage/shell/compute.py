@@ -42,7 +42,7 @@ from swarm.stage.events import (
     StepArrived,
     StepRefused,
 )
-from swarm.stage.executor import Executor, FenceRaised, ForwardResult, is_out_of_memory
+from swarm.stage.executor import Executor, FenceRaised, ForwardResult, is_device_lost, is_out_of_memory
 from swarm.stage.shell.connections import RETRY_S, PeerConnector, RecheckConnection, StepListener, edge_key
 from swarm.stage.shell.kv_channels import KvChannels
 from swarm.stage.shell.kv_receiver import KvReceiver
@@ -182,6 +182,7 @@ class ComputeThread:
     def _run(self) -> None:
         try:
             with report_thread_errors(self._on_crash):
+                self._executor.enter_thread()
                 while not self._stopping:
                     outgoing, takes = self._blocked_channels(), not self._outbox
                     self._pull.wait(self._wait_s(), wake=self._wake, outgoing=outgoing, incoming=takes)
@@ -193,6 +194,8 @@ class ComputeThread:
             self._pull.close()
 
     def _on_crash(self, error: BaseException) -> None:
+        if self.end_if_device_lost(error):
+            return
         log.exception("compute_thread_died")
         self.fail(error)
 
@@ -212,9 +215,21 @@ class ComputeThread:
     def fail(self, error: BaseException) -> None:
         """End the worker after a bug in any thread: a worker that limps on would hide it. A supervisor restarts it."""
         self.failure = error
+        self._end(f"{type(error).__name__}: {error}")
+
+    def end_if_device_lost(self, error: BaseException) -> bool:
+        """End the worker, and return True, after an error that leaves its device unusable for this process. A
+        supervisor restarts it; meanwhile other workers take over its layers. May be called from any thread."""
+        if not is_device_lost(error):
+            return False
+        reason = str(error).strip().partition("\n")[0]
+        self._end(f"device {self._executor.device} can't be used by this process any more: {reason}")
+        return True
+
+    def _end(self, reason: str) -> None:
         self._stopping = True
         self._wake.set()
-        self.on_control_action(act.Exit(1, f"{type(error).__name__}: {error}"))
+        self.on_control_action(act.Exit(1, reason))
 
     def _blocked_channels(self) -> tuple[PushChannel, ...]:
         if self._core.is_parked:
@@ -342,9 +357,8 @@ class ComputeThread:
                 self._apply_to_executor(action)
             case act.AllowSenders(keys, relay):
                 self._listener.set_allowed(keys, self._connector.resolve(relay))
-            case act.UseLayers(layers, kept, share_unit):
-                self._executor.activate(layers, kept, share_unit)
-                bind(stage=str(layers))
+            case act.UseLayers():
+                self._use_layers(action)
             case act.OpenEdge() | act.DisconnectKey():
                 self._change_connection(action)
             case (
@@ -364,6 +378,13 @@ class ComputeThread:
                 getattr(log, level)(event, **fields)
             case _:
                 self.on_control_action(action)
+
+    def _use_layers(self, action: act.UseLayers) -> None:
+        try:
+            self._executor.activate(action.layers, action.kept, action.share_unit)
+        except KvFull as error:
+            self._overfull = KvOverfull(str(error))
+        bind(stage=str(action.layers))
 
     def _apply_to_executor(self, action: act.SequenceAction) -> None:
         try:
@@ -424,6 +445,8 @@ class ComputeThread:
         except KvFull as error:
             self._overfull = KvOverfull(str(error))
         except DEVICE_ERRORS as error:
+            if self.end_if_device_lost(error):
+                return
             log.exception("compute_failed", epoch=action.epoch, step=action.step, cause=action.cause)
             reason = f"{type(error).__name__}: {error}"
             self._events.appendleft(ComputeFailed(action, reason, is_out_of_memory(error)))
@@ -440,6 +463,8 @@ class ComputeThread:
                 failpoints.hit("step.computes")
             self._executor.test(self._on_test_progress)
         except (DeviceError, *DEVICE_ERRORS) as error:
+            if self.end_if_device_lost(error):
+                return
             problem = f"{type(error).__name__}: {error}"
         self._events.appendleft(DeviceTested(problem))
 
@@ -474,6 +499,8 @@ class ComputeThread:
                 self._on_progress,
             )
         except (FenceRaised, SwarmError, *DEVICE_ERRORS) as error:
+            if self.end_if_device_lost(error):
+                return
             self._events.appendleft(RecheckFailed(action.ticket, f"{type(error).__name__}: {error}"))
         else:
             self._events.appendleft(RecheckComputed(action.ticket, forwarded))
@@ -522,7 +549,9 @@ def _hit_failpoints_before(action: act.Compute) -> None:
     if action.step == REPLAY_STEP:
         failpoints.hit("replay.begins")
         return
-    failpoints.hit("step.computes", token=batch.tokens.tolist(), sequence=[row.sequence for row in batch.rows])
+    sequences = [row.sequence for row in batch.rows]
+    parts = [part for parts in batch.image_parts for part in range(parts.first, parts.stop)]
+    failpoints.hit("step.computes", token=batch.tokens.tolist(), sequence=sequences, part=parts)
     if any(row.count > 1 for row in batch.rows):
         failpoints.hit("step.prefill")
 

@@ -20,16 +20,16 @@ from swarm.stage.executor import Executor
 from swarm.stage.shell.connections import PeerConnector, edge_key
 from swarm.wire import tensors
 from swarm.wire.codec import DATA
-from swarm.wire.messages import BLOCK, Edge, KvPart
+from swarm.wire.messages import BLOCK, Edge, KvPart, LayerRange
 from swarm.wire.push import PushChannel
 
-# Bytes of one message, unless a single block is larger. The receiver's compute thread stores a message at once, so its
-# size bounds how long a step may wait there.
+# Bytes of one message, unless a single block or, with states, a single layer is larger. The receiver's compute thread
+# stores a message at once, so its size bounds how long a step may wait there.
 MAX_PART_BYTES: Final = 4 << 20
 _LINGER_S: Final = 0.05  # accepted messages may still leave; closing without a linger would wait for the thread
 _QUEUE: Final = 2  # actions' messages that a connection accepts in addition to those that it is writing
 # errors of a device while keys and values are read or written; torch's own are RuntimeErrors
-MOVE_ERRORS: Final = (IllegalMove, RuntimeError, MemoryError)
+MOVE_ERRORS: Final = (IllegalMove, RuntimeError, MemoryError, ValueError, TypeError)
 
 log = get_logger(__name__)
 
@@ -110,18 +110,16 @@ class KvChannels:
             except MOVE_ERRORS as error:
                 log.warning("kv_part_unreadable", sequence=part.sequence, reason=str(error))
                 continue
-            num_bytes += sum(size for size, _ in messages)
+            num_bytes += sum(size for size, _ in messages) or 1  # layers without attention and states hold nothing
             target.unsent.extend(frames for _, frames in messages)
         target.flush()
         return num_bytes
 
     def _read(self, action: act.SendKvPart) -> Iterator[tuple[KvPart, memoryview]]:
-        """Yield a part's messages, each of whole blocks (but for the last one) and of limited size."""
-        start, stop, layers = action.start, action.start + len(action.tokens), action.layers
-        block_bytes = BLOCK * sum(self._executor.manifest.kv_bytes_per_token[layers.first : layers.stop])
-        positions = BLOCK * max(1, MAX_PART_BYTES // max(1, block_bytes))
-        for begin in range(start, stop, positions):
-            end = min(stop, begin + positions)
+        """Yield a part's messages, each of limited size: of whole blocks (but for the last one), or of a few layers
+        where layers have states, which only the part's end has."""
+        start, stop = action.start, action.start + len(action.tokens)
+        for layers, begin, end in self._pieces(action.layers, start, stop):
             data = self._executor.read_kv(action.sequence, layers, begin, end)
             spec, packed = tensors.pack(data.numbers, data.dtype)
             message = KvPart(
@@ -136,6 +134,24 @@ class KvChannels:
                 tensor=spec,
             )
             yield message, packed
+
+    def _pieces(self, layers: LayerRange, start: int, stop: int) -> Iterator[tuple[LayerRange, int, int]]:
+        """Yield the layers and positions of each message of a part."""
+        manifest = self._executor.manifest
+        if not manifest.state_stride:
+            block_bytes = BLOCK * sum(manifest.kv_bytes_per_token[layers.first : layers.stop])
+            positions = BLOCK * max(1, MAX_PART_BYTES // max(1, block_bytes))
+            for begin in range(start, stop, positions):
+                yield layers, begin, min(stop, begin + positions)
+            return
+        first, num_bytes = layers.first, 0
+        for layer in range(layers.first, layers.stop):
+            more = manifest.kv_bytes(layer) * (stop - start) + manifest.state_bytes[layer]
+            if first < layer and more and num_bytes + more > MAX_PART_BYTES:  # some layers hold nothing
+                yield LayerRange(first, layer), start, stop
+                first, num_bytes = layer, 0
+            num_bytes += more
+        yield LayerRange(first, layers.stop), start, stop
 
     def flush(self) -> bool:
         """Send what waits as far as possible. Return whether a target accepts again what it did not before."""

@@ -57,6 +57,8 @@ class LoaderOwner(Protocol):
 
     def fail(self, error: BaseException) -> None: ...
 
+    def end_if_device_lost(self, error: BaseException) -> bool: ...
+
 
 @dataclass(slots=True)
 class StepActivity:
@@ -164,9 +166,12 @@ class PlanLoader:
 
     def _run_adapters(self, adapters: tuple[AdapterEntry, ...]) -> None:
         with report_thread_errors(self._on_crash):
+            self._executor.enter_thread()
             try:
                 event = AdaptersLoaded(self._executor.load_adapters(adapters))
             except LOAD_ERRORS as error:
+                if self._owner.end_if_device_lost(error):
+                    return
                 event = AdaptersLoaded((), str(error))
             self._owner.post(event)
 
@@ -180,6 +185,7 @@ class PlanLoader:
         self._vitals.set_loading(True)
         with report_thread_errors(self._on_crash):
             try:
+                self._executor.enter_thread()
                 event = load()
             finally:
                 self._vitals.set_loading(False)
@@ -226,6 +232,7 @@ class PlanLoader:
             if failpoints.armed:
                 failpoints.hit("load.done")
         except LOAD_ERRORS as error:
+            self._owner.end_if_device_lost(error)
             return LoadFailed(action.epoch, str(error))
         return Loaded(action.epoch, capacity)
 
@@ -253,6 +260,7 @@ class PlanLoader:
         try:
             standby = self._executor.keep(layers, on_progress, is_stopped)
         except LOAD_ERRORS as error:
+            self._owner.end_if_device_lost(error)
             standby, problem = self._executor.keep((), on_progress, lambda _: True), str(error)
         throttle.finish()
         return StandbyLoaded(standby, throttle.worked_s - reported_s, problem, bits())

@@ -41,9 +41,12 @@ def forward_in_pieces(
 def split_batch(batch: Batch) -> Iterator[Batch]:
     """Cut a batch, in order, into pieces of one row and at most ``PIECE_POSITIONS`` positions.
 
-    The token after a row is drawn with the row's last piece. Positions after which a token may be drawn share that
-    piece, however many proposals there are.
+    Parts of images come first, in a piece without rows. The token after a row is drawn with the row's last piece.
+    Positions after which a token may be drawn share that piece, however many proposals there are.
     """
+    if batch.image_parts:
+        empty = batch.tokens[:0]
+        yield replace(batch, rows=(), tokens=empty, hidden=None, samples=(), vectors=(), prompts=(), is_piece=True)
     at = 0
     for number, row in enumerate(batch.rows):
         num_proposed = batch.proposed.get(number, 0)
@@ -60,6 +63,10 @@ def split_batch(batch: Batch) -> Iterator[Batch]:
                 hidden=None if batch.hidden is None else batch.hidden[at : at + count],
                 samples=tuple(replace(job, row=0) for job in batch.samples if is_last and job.row == number),
                 proposed={0: num_proposed} if is_last and num_proposed else {},
+                adapters=batch.adapters[number : number + 1],
+                images=batch.images[number : number + 1],
+                image_parts=(),
+                is_piece=True,
                 vectors=tuple(
                     replace(job, row=0, is_end=job.is_end and is_last) for job in batch.vectors if job.row == number
                 ),

@@ -55,6 +55,7 @@ def open_resources(settings: Settings, pair: KeyPair, dtype: str = "") -> Worker
         threads=worker.threads or None,
         kv_share=worker.kv_share,
         adapters=dict(text.split("=", 1) for text in worker.adapters),
+        images=worker.images,
     )
     if worker.bits == "portable":
         variant_choice.require_portable(own=executor.has_own_kernels)

@@ -16,6 +16,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import threading
 import time
 from contextlib import nullcontext
@@ -135,11 +136,24 @@ async def _main(
     service = WorkerService(
         settings, equipment, context, SystemClock(), credentials=credentials, rotate=rotate, unit=unit
     )
+    has_ended = False
     try:
-        return await service.run()
+        result = await service.run()
     finally:
-        if service.close():
+        has_ended = service.close()
+        if has_ended:
             context.term()
+    if isinstance(result, int) and not has_ended and settings.worker.device != "cpu":
+        _leave_at_once(result)
+    return result
+
+
+def _leave_at_once(code: int) -> None:
+    """End the process without the interpreter's end: there a GPU's driver may wait for the work that the compute thread
+    waits for, without an end."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 class WorkerService:
@@ -179,6 +193,7 @@ class WorkerService:
                 settings.log.profile_every,
                 resources.dtypes,
                 state_stride=executor.manifest.state_stride,
+                state_bytes=executor.manifest.state_bytes,
             )
         )
         self._connector = PeerConnector(resources.key_pair, broker_host(settings))

@@ -108,6 +108,8 @@ from swarm.wire.messages.data import (
     DataMessage,
     Failure,
     ForcedTokens,
+    ImageParts,
+    ImagePixels,
     KvPart,
     Open,
     PromptLogprobs,
@@ -136,6 +138,8 @@ from swarm.wire.messages.keys import (
 )
 from swarm.wire.messages.manifest import (
     MAX_ADAPTERS,
+    MAX_FEATURE_TOKENS,
+    PART_PATCHES,
     STATE_STRIDE,
     WORKING_STATES,
     AdapterEntry,
@@ -143,6 +147,7 @@ from swarm.wire.messages.manifest import (
     AssetPart,
     Manifest,
     Pooling,
+    Vision,
     add_layer_bytes,
     count_reserved,
 )

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from swarm.params import SamplingParams, SpeculationMode
+from swarm.params import MAX_IMAGES, SamplingParams, SpeculationMode
 from swarm.wire.messages.common import (
     Json,
     Message,
@@ -48,7 +48,8 @@ class Submit(Message, frozen=True, kw_only=True):
     ``tenant``: account that the request is charged to; tenants get equal shares; empty: the tenant of the connection.
     ``detached``: the request continues when its client disappears. ``keep_s``: whenever a reader leaves, the broker
     keeps the request running for this time and cancels it if no reader has attached by then; 0: no such grace period.
-    ``speculation``: the proposers that may guess tokens; None: those of the broker's setting.
+    ``speculation``: the proposers that may guess tokens; None: those of the broker's setting. ``pixels``: of each image
+    in ``params``, a byte per number: patches in the order in which they are merged, each colour by colour.
     """
 
     request_id: RequestId
@@ -63,6 +64,7 @@ class Submit(Message, frozen=True, kw_only=True):
     memo: Annotated[str, msgspec.Meta(max_length=MAX_MEMO)] = ""
     keep_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_KEEP_S)] = 0.0
     speculation: SpeculationMode | None = None
+    pixels: Annotated[tuple[bytes, ...], msgspec.Meta(max_length=MAX_IMAGES)] = ()
     v: Version = 3
 
 

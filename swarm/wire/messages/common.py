@@ -14,7 +14,7 @@ PROTOCOL_VERSION: Final = 4
 OLDEST_VERSION: Final = 1  # The oldest supported version; ``wire.versions`` lists what each one added.
 
 # Limits. They are generous for any real use; their purpose is that sizes are checked before memory is allocated.
-MAX_HEADER_BYTES = 8 << 20  # A prompt of a million token ids is about 5 MB.
+MAX_HEADER_BYTES = 24 << 20  # The pixels of a request's images take up to half, a million token ids about 5 MB.
 MAX_TENSOR_BYTES = 1 << 30
 MAX_TOKENS = 1 << 20
 MAX_ROWS = 4096

@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from swarm.params import SamplingParams
+from swarm.params import ImageSpan, SamplingParams
 from swarm.wire.messages.common import (
     MAX_NAME,
     MAX_ROWS,
@@ -125,6 +125,23 @@ class RecheckRoute(Record, frozen=True):
     drawn: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
 
 
+class ImagePixels(Record, frozen=True):
+    """Pixels of an image, in the form of ``Submit``, and the digest of its ``ImageSpan``."""
+
+    digest: Annotated[str, msgspec.Meta(max_length=64)]
+    pixels: bytes
+
+
+class ImageParts(Record, frozen=True):
+    """Parts ``first`` up to ``stop`` of the vision tower's work on an image of a sequence (``Vision``). ``stop`` 0: no
+    later step needs the image, so what is kept of it may go."""
+
+    sequence: SequenceId
+    image: ImageSpan
+    first: Whole
+    stop: Whole
+
+
 class Step(Message, frozen=True):
     """One micro-batch on its way. Changes that must be ordered with it travel in it: opens, truncations, releases.
 
@@ -138,6 +155,10 @@ class Step(Message, frozen=True):
     ``proposed``: the rows that end in proposed tokens. The last stage draws after the row's last certain token and
     after each proposal that equals the token drawn before it, and stops at the first that differs. Not in the frame if
     there are none, because stages of older protocols refuse it.
+    ``pixels``: to the first stage, of each image of which the rows have tokens, or whose work begins; not in the frame
+    if there are none.
+    ``image_parts``: to the first stage, what it computes of images before the rows, and keeps for later steps. It only
+    saves time: tokens of an image that was not computed before are computed from its pixels. Not in the frame if empty.
     """
 
     step: StepNumber
@@ -155,6 +176,10 @@ class Step(Message, frozen=True):
     tensor: TensorSpec | None = None
     unshared: Annotated[tuple[SequenceId, ...], msgspec.Meta(max_length=MAX_ROWS)] | msgspec.UnsetType = msgspec.UNSET
     proposed: Annotated[tuple[ProposedTail, ...], msgspec.Meta(max_length=MAX_ROWS)] | msgspec.UnsetType = msgspec.UNSET
+    pixels: Annotated[tuple[ImagePixels, ...], msgspec.Meta(max_length=MAX_ROWS)] | msgspec.UnsetType = msgspec.UNSET
+    image_parts: Annotated[tuple[ImageParts, ...], msgspec.Meta(max_length=MAX_ROWS)] | msgspec.UnsetType = (
+        msgspec.UNSET
+    )
 
 
 class StepDone(Message, frozen=True):
@@ -188,7 +213,8 @@ class KvPart(Message, frozen=True, kw_only=True):
     ``block``: number of the block of ``BLOCK`` positions with which the part begins. ``tokens``: the tokens at its
     positions, of which the last block may be unfinished. ``open``: the sequence, without tokens. ``tensor``: layer
     after layer, first the keys, then the values of all these positions, ``[heads, positions, size]`` each, as they are
-    stored. ``sender``: incarnation of the worker that computed them.
+    stored; then the state of each layer that keeps one, at the end of these positions. ``sender``: incarnation of the
+    worker that computed them.
     """
 
     sequence: SequenceId

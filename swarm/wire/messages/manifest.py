@@ -33,8 +33,11 @@ class Asset(Record, frozen=True):
 
 
 MAX_ADAPTERS = 256
+PART_PATCHES: Final = 256  # of an image, in one layer of the vision tower
+# tokens of images whose features the first stage keeps for later steps; or of one image, whatever its size
+MAX_FEATURE_TOKENS: Final = 1024
 STATE_STRIDE: Final = 512
-WORKING_STATES: Final = 3  # states of a sequence in a layer beside those at multiples of the stride
+WORKING_STATES: Final = 4  # states of a sequence in a layer beside those at multiples of the stride
 AdapterName = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._:/-]{0,99}$")]
 
 
@@ -62,7 +65,15 @@ def add_layer_bytes(sizes: Iterable[int], more: Iterable[tuple[int, ...]]) -> tu
 AdapterEntries = Annotated[tuple[AdapterEntry, ...], msgspec.Meta(max_length=MAX_ADAPTERS)]
 
 # Fields that depend on the weights' type.
-_DTYPE_FIELDS = ("dtype", "layer_bytes", "embed_bytes", "head_bytes", "shared_bytes", "kv_bytes_per_token")
+_DTYPE_FIELDS = (
+    "dtype",
+    "layer_bytes",
+    "embed_bytes",
+    "head_bytes",
+    "shared_bytes",
+    "kv_bytes_per_token",
+    "image_bytes",
+)
 
 _QUANTIZATION_FIELDS = ("weights", "activations")
 
@@ -80,6 +91,52 @@ class Pooling(Record, frozen=True):
     normalizes: bool
 
 
+class Vision(Record, frozen=True):
+    """How the model sees images: ``merge`` × ``merge`` patches of ``patch`` × ``patch`` pixels become one token,
+    ``token`` in the prompt. ``begin`` and ``end``: tokens around an image.
+
+    An image is scaled to between ``least`` and ``most`` pixels, and each colour to ``(value / 255 - mean) / std``.
+    ``num_layers``: the first layers, to whose outputs features of images are added: one stage has all of them.
+    ``depth``: layers of the vision tower.
+
+    The tower's work on an image is cut into parts, so that steps can share it. Tiles are runs of an image's tokens.
+    First come the parts that embed each tile, then those of the first layer for each tile, and so on.
+    """
+
+    token: TokenId
+    begin: TokenId
+    end: TokenId
+    patch: Annotated[int, msgspec.Meta(ge=1, le=256)]
+    merge: Annotated[int, msgspec.Meta(ge=1, le=16)]
+    least: Annotated[int, msgspec.Meta(ge=1, le=2**40)]
+    most: Annotated[int, msgspec.Meta(ge=1, le=2**40)]
+    mean: Annotated[tuple[float, ...], msgspec.Meta(min_length=3, max_length=3)]
+    std: Annotated[tuple[float, ...], msgspec.Meta(min_length=3, max_length=3)]
+    num_layers: Annotated[int, msgspec.Meta(ge=1, le=MAX_LAYERS)]
+    depth: Annotated[int, msgspec.Meta(ge=1, le=MAX_LAYERS)]
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the pixels of one token."""
+        return 3 * (self.patch * self.merge) ** 2
+
+    def tile_tokens(self, num_tokens: int) -> int:
+        """Return the tokens of a tile of an image with this number of tokens; its last tile may have fewer."""
+        num_tiles = -(-num_tokens * self.merge**2 // PART_PATCHES)
+        return -(-num_tokens // num_tiles)
+
+    def num_tiles(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.tile_tokens(num_tokens))
+
+    def num_parts(self, num_tokens: int) -> int:
+        """Return the number of parts of the work on an image with this number of tokens."""
+        return self.num_tiles(num_tokens) * (self.depth + 1)
+
+    def part_patches(self, num_tokens: int) -> int:
+        """Return the patches of a part, which are at most ``PART_PATCHES`` unless a token alone has more."""
+        return self.tile_tokens(num_tokens) * self.merge**2
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The facts about the model that all processes must agree on; the broker has no other information about it.
 
@@ -89,8 +146,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sequence; empty if no layer has one. ``state_stride``: states are kept at every multiple of this position; 0: there
     are none. ``kv_bytes_per_token`` includes a position's share of them. ``is_headless``: it has no head over the
     vocabulary, so it draws no tokens. ``num_labels``: scores of its classification head; 0: it has none. ``adapters``:
-    those that requests may name; ``layer_bytes`` counts them. ``extra_width``: numbers per position that stages pass on
-    beside a hidden state. ``pooling``: None if the folder does not state it.
+    those that requests may name; ``layer_bytes`` counts them. ``vision``: None if it reads text only. ``image_bytes``:
+    what the first stage takes for its work on images. ``extra_width``: numbers per position that stages pass on beside
+    a hidden state. ``pooling``: None if the folder does not state it.
     """
 
     name: Name
@@ -116,6 +174,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     state_bytes: Annotated[tuple[Whole, ...], msgspec.Meta(max_length=MAX_LAYERS)] = ()
     state_stride: Whole = 0
     extra_width: Annotated[int, msgspec.Meta(ge=0, lt=2**24)] = 0
+    vision: Vision | None = None
+    image_bytes: Whole = 0
     pooling: Pooling | None = None
 
     @property
@@ -138,6 +198,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             self, state_bytes=state_bytes, state_stride=STATE_STRIDE, kv_bytes_per_token=per_token
         )
 
+    def kv_bytes(self, layer: int) -> int:
+        """Return the bytes of a position's keys and values in this layer, without its share of states."""
+        state = self.state_bytes[layer] if self.state_bytes else 0
+        return self.kv_bytes_per_token[layer] - (math.ceil(state / self.state_stride) if state else 0)
+
     def working_state_bytes(self, layers: LayerRange) -> int:
         """Return the bytes of a sequence's states in these layers that no position counts."""
         return WORKING_STATES * sum(self.state_bytes[layers.first : layers.stop])
@@ -151,6 +216,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if layers.stop == self.num_layers:
             total += self.head_bytes - (self.shared_bytes if layers.first == 0 else 0)
         return total
+
+    def fixed_bytes(self, layers: LayerRange) -> int:
+        """Return the bytes that a stage with these layers takes beside states, keys and values: its weights, and on the
+        first stage the work on images."""
+        return self.weight_bytes(layers) + (self.image_bytes if layers.first == 0 else 0)
 
     def why_unable(self, vector: VectorKind | None) -> str | None:
         """Return why the model lacks the head for a vector of this kind, or for tokens (None); None if it has it."""
@@ -185,6 +255,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         same = {name: getattr(self, name) for name in (*_DTYPE_FIELDS, *_QUANTIZATION_FIELDS)}
         quantization = [(each.weights, each.activations) for each in (self, other)]
         return quantization[0] != quantization[1] and self.difference(msgspec.structs.replace(other, **same)) is None
+
+    def differs_in_images(self, other: Manifest) -> bool:
+        """Whether it is the same model, of which one side alone has the vision tower."""
+        return (self.vision is None) != (other.vision is None) and self.files == other.files
 
     def difference(self, other: Manifest) -> str | None:
         """Return the first field that differs, with both values; None if the two are the same.

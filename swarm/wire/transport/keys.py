@@ -122,3 +122,9 @@ def is_address(endpoint: str) -> bool:
         return False
     is_key = _TOKEN.fullmatch(key) is not None and endpoint.startswith("tcp://")
     return match is not None and 0 < int(match[3]) < 1 << 16 and is_key
+
+
+def is_elsewhere(endpoint: str) -> bool:
+    """Whether an endpoint made by ``with_key`` has an address that other machines use."""
+    match = _ADDRESS.fullmatch(address_and_key(endpoint)[0])
+    return match is not None and not ipaddress.ip_address(match[1] or match[2]).is_loopback

@@ -644,7 +644,7 @@ class Watch:
             self.last_step = step.step
         assert sum(r.count for r in step.rows) == len(step.tokens)
         assert len({r.sequence for r in step.rows}) == len(step.rows), "a sequence twice in one step"
-        assert step.rows or step.release or step.retire or step.open, "an empty step"
+        assert step.rows or step.release or step.retire or step.open or step.image_parts, "an empty step"
         assert sum(r.count for r in step.rows) <= self.settings.scheduler.step_tokens
 
 

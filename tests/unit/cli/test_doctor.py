@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -355,15 +356,15 @@ def test_a_process_of_a_swarm_is_known_by_its_command(command: list[str], is_our
 
 def test_a_refused_family_is_known_without_its_weights(tmp_path: Path) -> None:
     """Memory would not help: the model's finding says so, and there is no outlook."""
-    folder = tmp_path / "indexed"
+    folder = tmp_path / "compressed"
     shutil.copytree(model_path(), folder)
     config = json.loads((folder / "config.json").read_bytes())
-    (folder / "config.json").write_text(json.dumps(config | {"layer_types": ["indexed_attention"] * 8}))
+    (folder / "config.json").write_text(json.dumps(config | {"layer_types": ["compressed_sparse_attention"] * 8}))
     found = asked.inspect_model(str(folder))
     assert found is not None
     assert found.is_refused
     [finding] = wrong(model=replace(found, weight_bytes=99 * GIB))
-    assert "layers of type indexed_attention keep a state that is not supported" in finding.text
+    assert "layers of type compressed_sparse_attention keep a state that is not supported" in finding.text
     assert "memory" not in finding.remedy
 
 
@@ -469,3 +470,25 @@ def test_the_forecast_is_measured_with_threads_that_wait_as_a_workers_do(monkeyp
     result = CliRunner().invoke(app, ["doctor", "--json"])
     assert result.exit_code == 0, result.output
     assert seen == ["PASSIVE"]
+
+
+def test_gpus_are_listed_with_what_computes_on_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver, what torch is built for, and whether there is triton."""
+    torch = pytest.importorskip("torch")
+    version = tmp_path / "version"
+    version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27\nGCC version:  gcc\n")
+    assert asked._read_driver_version(version) == "580.65.06"
+    assert asked._read_driver_version(tmp_path / "none") == ""
+    monkeypatch.setattr(asked, "_read_driver_version", lambda: "580.65.06")
+    monkeypatch.setattr(asked, "_version", {"triton": "3.6.0"}.get)
+    monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    about = SimpleNamespace(name="NVIDIA H200", total_memory=139 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: about)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100 << 30, 139 << 30))
+    says = "driver 580.65.06, torch 2.11.0+cu130 for CUDA 13.0, triton 3.6.0"
+    assert asked._gpus() == (f"cuda:0: NVIDIA H200, 100 of 139 GiB free; {says}",)
+    monkeypatch.setattr(asked, "_version", lambda _: None)
+    assert asked._gpus()[0].endswith("no triton: torch's kernels compute")

@@ -16,11 +16,12 @@ from swarm.cli.models import StoredModel, _describe
 from swarm.cli.up.models import resolve_models
 from swarm.config import Settings
 from swarm.stage.model.location import ModelLocation
-from tests.files_of_models import TINY_CONFIG, safetensors
+from tests.files_of_models import TINY_CONFIG, as_file, entry
 
 pytestmark = pytest.mark.slow  # torch and transformers are imported
 
-LLAMA = TINY_CONFIG | {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+NUM_TOKENS = 100  # a check computes with tokens below 96
+LLAMA = TINY_CONFIG | {"vocab_size": NUM_TOKENS, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 
 
 def folder_of(tmp_path: Path, **more: object) -> str:
@@ -42,7 +43,7 @@ def test_a_folder_is_checked_by_its_configuration(tmp_path: Path, capsys: pytest
     [
         ({"model_type": "unheard-of"}, "has no models of kind unheard-of"),
         ({"model_type": "mine", "auto_map": {"AutoConfig": "x.Y"}}, "Swarm never runs a model's code"),
-        ({"model_type": "rwkv", "architectures": ["RwkvForCausalLM"]}, "layers with a state between positions"),
+        ({"model_type": "moshi", "architectures": ["MoshiForCausalLM"]}, "speech and text together"),
         ({"architectures": [7]}, "names no architecture"),
     ],
 )
@@ -64,17 +65,20 @@ def test_a_multimodal_model_is_said_to_be_served_for_text_only(
 ) -> None:
     """Once by each command that a user names it to."""
     note = "text only: its parts for images or audio are not loaded"
-    text = TINY_CONFIG | {"model_type": "llama", "num_key_value_heads": 1, "head_dim": 4, "intermediate_size": 4}
+    text = LLAMA | {"num_key_value_heads": 1, "head_dim": 4, "intermediate_size": 4}
     folder = folder_of(tmp_path, model_type="llava", architectures=["LlavaForConditionalGeneration"], text_config=text)
-    names = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 1)] + ["model.embed_tokens.weight"]
-    tower = safetensors(*(f"language_model.{name}" for name in names), "vision_tower.weight")
-    (tmp_path / "model.safetensors").write_bytes(tower)
+    names = [f"language_model.model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 1)] + ["vision_tower.weight"]
+    table = {"dtype": "F32", "shape": [NUM_TOKENS, 4], "data_offsets": [3 * 64, 3 * 64 + 16 * NUM_TOKENS]}
+    header = {name: entry(index) for index, name in enumerate(names)} | {
+        "language_model.model.embed_tokens.weight": table
+    }
+    (tmp_path / "model.safetensors").write_bytes(as_file(header, 3 * 64 + 16 * NUM_TOKENS))
     assert swarm(["models", "check", folder]) == 0
     assert capsys.readouterr().out == f"{folder} can be served (LlavaForConditionalGeneration; {note})\n"
     assert _describe("x", lambda: ModelLocation(tmp_path)).row()[-1] == "yes, text only"
     facts = inspect_model(folder)
     assert facts is not None
-    assert (facts.limits, facts.weight_bytes) == (note, 3 * 64)
+    assert (facts.limits, facts.weight_bytes) == (note, 2 * 64 + 16 * NUM_TOKENS)
     assert resolve_models(Settings(model=folder))[0].limits == note
 
 

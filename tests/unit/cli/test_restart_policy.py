@@ -7,6 +7,7 @@ import pytest
 from swarm.cli.up.joins import JOIN_TIMEOUT_S as JOIN_PATIENCE_S
 from swarm.cli.up.supervisor import (
     EX_CONFIG,
+    EX_UNSERVED,
     FIRST_DELAY_S,
     GATEWAY,
     GATEWAY_AFTER_S,
@@ -20,6 +21,7 @@ from swarm.cli.up.supervisor import (
     ChildNotStarted,
     EndSupervisor,
     KillChild,
+    ModelRefused,
     ShowGivenUp,
     ShowLeft,
     ShowRestart,
@@ -59,6 +61,8 @@ def test_no_workers_is_a_broker_alone() -> None:
 def test_a_further_swarm_is_no_worker() -> None:
     """It is restarted whatever its exit code, is given up alone, and does not keep a swarm without workers."""
     supervisor = Supervisor()
+    on_gpus = Supervisor().handle(SupervisorStarted(2, device="cuda", gpus=("cuda:0", "cuda:1")), 0.0)
+    assert on_gpus[1:] == [StartChild("gpu0", device="cuda:0"), StartChild("gpu1", device="cuda:1")]
     actions = supervisor.handle(SupervisorStarted(1, swarms=("swarm-b", "swarm-c")), 0.0)
     assert actions == [StartChild("broker"), StartChild("w0"), StartChild("swarm-b"), StartChild("swarm-c")]
     assert supervisor.workers() == ("w0",)
@@ -146,6 +150,27 @@ def test_a_swarm_without_a_worker_that_works_ends() -> None:
         TerminateChild("broker"),
     ]
     assert supervisor.handle(ChildExited("broker", 0), 1.1) == [EndSupervisor("no such shard")]
+
+
+@pytest.mark.parametrize("refusal", [ModelRefused("no attention"), ChildExited("w0", EX_UNSERVED, "no attention")])
+def test_a_model_that_no_worker_can_serve_ends_all_with_one_error(refusal: ModelRefused | ChildExited) -> None:
+    """The other workers would report the same: they are ended at once, and nothing else is shown."""
+    supervisor = begun(2)
+    actions = supervisor.handle(refusal, 1.0)
+    left = ["broker", "w0", "w1"] if isinstance(refusal, ModelRefused) else ["broker", "w1"]
+    assert actions == [TerminateChild(name) for name in reversed(left)]
+    assert supervisor.handle(ModelRefused("no attention"), 1.05) == []
+    ended = [action for name in left for action in supervisor.handle(ChildExited(name, EX_UNSERVED, "no"), 1.1)]
+    assert ended == [EndSupervisor("no attention")]
+
+
+def test_a_swarm_that_served_outlives_a_model_that_is_refused_later() -> None:
+    """Its files were changed: the workers that have loaded them go on."""
+    supervisor = begun(2)
+    supervisor.handle(SwarmServing(), 1.0)
+    assert supervisor.handle(ModelRefused("no attention"), 2.0) == []
+    assert supervisor.handle(ChildExited("w0", EX_UNSERVED, "no"), 2.0) == [ShowGivenUp("w0", "no")]
+    assert supervisor.running() == ("broker", "w1")
 
 
 def test_a_swarm_that_served_goes_on_without_workers() -> None:

@@ -16,16 +16,20 @@ from pathlib import Path
 
 import pytest
 
-from swarm.cli.up.command import ChildCommands, OtherSwarm, check_ports, divide_memory, num_cores, with_device
+from swarm.cli.up import devices
+from swarm.cli.up.command import ChildCommands, OtherSwarm, check_ports, divide_memory, num_cores
+from swarm.cli.up.devices import FoundDevices, Gpu, gpu_memory_share, with_device, with_gpus, worker_memory_share
 from swarm.cli.up.http import unavailable_reason
-from swarm.cli.up.models import resolve_model, resolve_models
+from swarm.cli.up.models import resolve_model, resolve_models, with_adapters
 from swarm.cli.up.processes import LogFile
 from swarm.cli.up.statedir import BROKER_LOCK, PREFIX, SUPERVISOR_LOCK, hold_lock, remove_stale, state_directory
 from swarm.cli.up.summary import format_loading, format_plan, format_serving
 from swarm.config import GatewaySettings, Settings, load
 from swarm.errors import ConfigError, ModelError
+from swarm.hub import adapter_lookup
 from swarm.wire.messages import Json
 from tests.files_of_models import TINY_CONFIG, safetensors
+from tests.standin_hub import COMMIT
 
 ROOT = Path(__file__).parents[3]
 
@@ -81,6 +85,7 @@ def test_help_is_light() -> None:
     ("arguments", "code", "words"),
     [
         (["up", "--model", "/no/such/model"], 1, "there is no directory /no/such/model"),
+        (["up", "--adapter", "red=/no/such/adapter"], 1, "/no/such/adapter/adapter_config.json is missing"),
         (["up", "--workers", "-1"], 2, "--workers"),
         (["up", "--device", "abacus", "--workers", "0"], 2, "worker.device = 'abacus'"),
         (["up", "--memory-limit", "plenty"], 2, "worker.memory_limit = 'plenty'"),
@@ -136,6 +141,37 @@ def test_models_are_checked_before_workers_see_them(tmp_path: Path) -> None:
     assert resolve_model(Settings(model=str(tmp_path))) == str(tmp_path.resolve())
 
 
+def settings_with(adapter: str) -> Settings:
+    return Settings.model_validate({"worker": {"adapters": [adapter]}})
+
+
+def test_adapters_are_checked_before_workers_see_them(tmp_path: Path) -> None:
+    settings = settings_with(f"red={tmp_path}")
+    with pytest.raises(ModelError, match=r"adapter_config\.json is missing; an adapter is a folder in peft's format"):
+        with_adapters(settings)
+    config = tmp_path / "adapter_config.json"
+    config.write_text(json.dumps({"peft_type": "LORA", "use_dora": True}))
+    with pytest.raises(ModelError, match="an adapter with DoRA"):
+        with_adapters(settings)
+    config.write_text(json.dumps({"peft_type": "LORA"}))
+    with pytest.raises(ModelError, match=r"has no adapter_model\.safetensors"):
+        with_adapters(settings)
+    (tmp_path / "adapter_model.safetensors").touch()
+    assert with_adapters(settings) == settings
+
+
+def test_all_workers_get_the_commit_of_an_adapter_on_a_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / COMMIT
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
+    (folder / "adapter_model.safetensors").touch()
+    monkeypatch.setattr(adapter_lookup, "look_up_adapter", lambda _: folder)
+    settings = with_adapters(settings_with("red=owner/name@main"))
+    assert settings.worker.adapters == (f"red=owner/name@{COMMIT}",)
+    commands = ChildCommands(settings, None, "m", tmp_path, 1, None, verbose=False)
+    assert commands("w0")[commands("w0").index("--adapter") + 1] == f"red=owner/name@{COMMIT}"
+
+
 @pytest.mark.slow
 def test_a_hub_name_without_a_hub_is_one_error() -> None:
     """Offline, a name that is not in the cache is refused in one line."""
@@ -189,6 +225,46 @@ def test_auto_is_a_device_before_workers_start() -> None:
     assert with_device(load(None, {"worker.device": "auto"})).worker.device in ("cpu", "cuda")
     portable = load(None, {"worker.device": "auto", "worker.bits": "portable"})
     assert with_device(portable).worker.device == "cpu"
+
+
+TWO_GPUS = (Gpu("cuda:0", "H100", 80 << 30), Gpu("cuda:1", "H100", 40 << 30))
+
+
+def test_each_gpu_has_a_worker_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All have the common limit, if there is one; a further swarm starts its own."""
+    monkeypatch.setattr(devices, "find_devices", lambda _: FoundDevices("cuda", TWO_GPUS))
+    settings, gpus = with_gpus(load(None))
+    assert gpus == TWO_GPUS
+    names = tuple(gpu.device for gpu in gpus)
+    other = OtherSwarm("swarm-b", "/models/b", 6102, 400)
+    commands = ChildCommands(settings, None, "/m", tmp_path, 2, 600, verbose=False, others=(other,), gpus=names)
+    worker, swarm = " ".join(commands("gpu1", None, "cuda:1")), " ".join(commands("swarm-b"))
+    assert "--name gpu1 --device cuda:1" in worker
+    assert "--memory-limit 600" in worker
+    assert "--model /models/b --gpu --port 6102" in swarm
+    assert commands.forkserver_command() is None
+
+
+def test_workers_on_a_gpu_divide_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that has the GPU for itself takes what is free there."""
+    monkeypatch.setattr(devices, "find_devices", lambda _: FoundDevices("cuda", TWO_GPUS))
+    on_second = load(None, {"worker.device": "cuda:1"})
+    assert worker_memory_share(on_second, 1) is None
+    assert worker_memory_share(on_second, 2) == int((40 << 30) * 0.9 / 2)
+    assert worker_memory_share(on_second, 1, num_swarms=2) == int((40 << 30) * 0.9)
+    assert worker_memory_share(load(None, {"worker.device": "mps"}), 2) is None
+    assert gpu_memory_share(TWO_GPUS, 1) is None
+    assert gpu_memory_share(TWO_GPUS, 2) == int((40 << 30) * 0.9)
+
+
+@pytest.mark.slow
+def test_gpus_that_are_not_there_are_one_error() -> None:
+    """And the number of workers, or a device, contradicts a worker on each."""
+    process = run_swarm("up", "--gpu", "--port", "19710", "--no-http", CUDA_VISIBLE_DEVICES="")
+    assert process.returncode == 1
+    (line,) = process.stderr.splitlines()
+    assert line.startswith("swarm: --gpu starts a worker on each GPU, and torch finds none on this machine; ")
+    assert "give no --device and no --workers" in run_swarm("up", "--gpu", "--workers", "2").stderr
 
 
 def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +14,16 @@ from swarm.errors import RequestTimeout, Unavailable
 from swarm.gateway.answer import TextPart
 from swarm.gateway.completion import service as module
 from swarm.gateway.completion.served_model import RequestDefaults, ServedModel
-from swarm.gateway.completion.service import REST_OF_CONTEXT, Caller, CompletionService, PreparedRequest
+from swarm.gateway.completion.service import (
+    MAX_IMAGE_TASKS,
+    REST_OF_CONTEXT,
+    Caller,
+    CompletionService,
+    PreparedRequest,
+)
 from swarm.gateway.completion_request import CompletionRequest
 from swarm.gateway.errors import ApiError
+from swarm.gateway.images import image_part
 from swarm.gateway.resume_state import ResumeState
 from swarm.params import SamplingParams
 from tests.integration.fake_broker import manifest_of
@@ -222,6 +230,36 @@ async def test_the_length_of_an_answer(
     request = CompletionRequest(params, prompt=(1, 2, 3), rest_limit=rest_limit)
     assert (await desk.prepare(request, await desk.served_model())).params.max_tokens == length
     await desk.aclose()
+
+
+async def test_prompts_of_text_do_not_wait_for_images(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if images of many requests are decoded. The number of those that wait is limited."""
+    gate = threading.Event()
+
+    def decode(*_: object) -> None:
+        assert gate.wait(60)
+        raise ApiError(400, "decoded")
+
+    monkeypatch.setattr(module, "take_images", decode)
+    monkeypatch.setattr(module, "SHORT_PROMPT", -1)  # texts take a thread, too
+    desk = CompletionService(broker)  # type: ignore[arg-type]
+    served, params = await desk.served_model(), SamplingParams(max_tokens=1)
+    parts = [{"type": "text", "text": "x" * (1 << 19)}, image_part("data:image/png;base64,")]
+    seeing = CompletionRequest(params, prompt=(), messages=({"role": "user", "content": parts},))
+    waiting = [asyncio.ensure_future(desk.prepare(seeing, served)) for _ in range(MAX_IMAGE_TASKS + 1)]
+    try:
+        async with asyncio.timeout(30):
+            for _ in range(5):
+                await desk.prepare(CompletionRequest(params, prompt=(1, 2, 3)), served)
+            with pytest.raises(ApiError, match="too many") as refused:
+                await waiting.pop()
+        assert refused.value.status == 429
+        assert not any(each.done() for each in waiting)
+    finally:
+        gate.set()
+        ended = await asyncio.gather(*waiting, return_exceptions=True)
+        await desk.aclose()
+    assert {str(each) for each in ended} == {"decoded"}
 
 
 class Asking:

@@ -201,7 +201,7 @@ async def test_the_first_swarm_answers_without_a_model_even_if_another_is_sooner
 
 async def test_the_first_swarm_of_a_key_is_one_that_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """A silent swarm precedes the others only as long as it may have one of the key's models."""
-    monkeypatch.setattr("swarm.gateway.swarms.MODEL_WAIT_S", 0.05)
+    monkeypatch.setattr("swarm.gateway.swarms.MODEL_WAIT_S", 0.4)
     clients = [Client(name) for name in "abc"]
     services = [CompletionService(client) for client in clients]  # type: ignore[arg-type]
     swarms = Swarms(services)

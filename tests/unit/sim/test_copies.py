@@ -56,8 +56,9 @@ def test_expected_states_follow_the_tokens(seed: int) -> None:
     states, fresh = ExpectedStates(manifest.num_layers), ExpectedStates(manifest.num_layers)
     for _ in range(20):
         history = histories[random.randrange(2)][: random.randint(1, 40)]
-        found = [layer[: len(history)] for layer in states.of(7, history)]
-        assert found == [layer[: len(history)] for layer in fresh.of(random.randrange(1 << 30), history)]
+        found = [layer[: len(history)] for layer in states.of(7, history, SamplingParams())]
+        again = fresh.of(random.randrange(1 << 30), history, SamplingParams())
+        assert found == [layer[: len(history)] for layer in again]
     assert fake_draws(histories[0], SamplingParams(max_tokens=1), 1, manifest)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -59,7 +61,9 @@ def histories(draw: st.DrawFn) -> list[list[JournalWrite]]:
             what = draw(st.sampled_from(["accept", "tokens", "tokens", "tokens", "end", "epoch"]))
             if what == "accept":
                 num = draw(st.integers(1, 3))
-                writes.append(accept(draw(st.sampled_from("abc")), *range(next_sequence, next_sequence + num)))
+                accepted = accept(draw(st.sampled_from("abc")), *range(next_sequence, next_sequence + num))
+                seeing = msgspec.structs.replace(accepted.submit, pixels=draw(st.sampled_from([(), (b"cat",)])))
+                writes.append(replace(accepted, submit=seeing))
                 next_sequence += num
             elif what == "tokens":
                 sequence, first = draw(known), draw(st.integers(0, 5))
@@ -67,7 +71,8 @@ def histories(draw: st.DrawFn) -> list[list[JournalWrite]]:
                 writes.append(tokens(sequence, first, *ids))
             elif what == "end":
                 reason = draw(st.sampled_from(["stop", "length", "cancelled", "failed"]))
-                writes.append(WriteEnd(draw(known), reason, draw(st.integers(0, 4)), draw(st.sampled_from(["", "x"]))))
+                num_tokens, detail = draw(st.integers(0, 4)), draw(st.sampled_from(["", "x"]))
+                writes.append(WriteEnd(draw(known), reason, num_tokens, detail, has_pixels=draw(st.booleans())))
             else:
                 writes.append(
                     WriteEpoch(draw(st.integers(1, 9)), ("w0", "w1"), draw(st.sampled_from([None, EPOCH.manifest])))

@@ -252,8 +252,8 @@ def shuffle_positions(patch: pytest.MonkeyPatch) -> None:
     """A step carries its tokens in another order than its rows."""
     real = scheduler._build
 
-    def shuffled(*arguments: object) -> Step:
-        step = real(*arguments)  # type: ignore[arg-type]
+    def shuffled(*arguments: object, **options: object) -> Step:
+        step = real(*arguments, **options)  # type: ignore[arg-type]
         return msgspec.structs.replace(step, tokens=step.tokens[::-1])
 
     patch.setattr(scheduler, "_build", shuffled)
@@ -478,6 +478,7 @@ def test_an_end_that_is_written_once_more_says_nothing_of_the_room_of_now(again:
         audit=audit,
         promise_check=SimpleNamespace(check_action=lambda _: None),
         speculation_check=SimpleNamespace(on_action=lambda *_, **__: None),
+        adapter_check=SimpleNamespace(on_action=lambda *_, **__: None),
     )
     node.core = SimpleNamespace(state=SimpleNamespace(sequences={8: sequence}))  # type: ignore[assignment]
     node._repeats_writes = again

@@ -39,7 +39,7 @@ def test_bits_that_change_between_plans_are_noticed(monkeypatch: pytest.MonkeyPa
 def test_a_wrong_file_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here a chunk's name says which it is, but not of which tokens."""
     named = kv_spill.extend_name
-    monkeypatch.setattr(kv_spill, "extend_name", lambda before, tokens: named(before, range(len(tokens))))
+    monkeypatch.setattr(kv_spill, "extend_name", lambda before, tokens, *_: named(before, range(len(tokens))))
     failures = [run(seed, spills=True).failure for seed in range(NUM)]
     assert any(failure and "I16" in failure for failure in failures)
 

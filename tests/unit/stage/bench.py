@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from swarm.params import SamplingParams
 from swarm.stage import actions as act
 from swarm.stage.core import StageCore, StageSettings
-from swarm.stage.events import Computed, ComputeFailed, Event, Loaded, OrderArrived, StepArrived
+from swarm.stage.events import AdaptersLoaded, Computed, ComputeFailed, Event, Loaded, OrderArrived, StepArrived
 from swarm.stage.executor import Capacity
 from swarm.testing import FakeExecutor, fake_manifest
 from swarm.wire.messages import (
@@ -53,6 +53,7 @@ class StageBench:
     stop: int = 3
     log_bytes: int = 1 << 20
     state_stride: int = 0
+    sees: bool = False
     now: float = 100.0
     core: StageCore = field(init=False)
     executor: FakeExecutor = field(init=False)
@@ -62,7 +63,7 @@ class StageBench:
         self.core = StageCore(
             StageSettings("w0", "w0.1", NUM_LAYERS, log_bytes=self.log_bytes, state_stride=self.state_stride)
         )
-        self.executor = FakeExecutor(fake_manifest(NUM_LAYERS, state_stride=self.state_stride))
+        self.executor = FakeExecutor(fake_manifest(NUM_LAYERS, state_stride=self.state_stride, sees=self.sees))
 
     @property
     def layers(self) -> LayerRange:
@@ -70,6 +71,8 @@ class StageBench:
 
     def feed(self, event: Event) -> list[act.Action]:
         """The core's actions; the executor has carried out its share of them."""
+        if isinstance(event, AdaptersLoaded):
+            self.executor.adapters |= {entry.key for entry in event.adapters}
         actions = self.core.handle(event, self.now)
         for action in actions:
             self._perform(action)
@@ -106,6 +109,8 @@ class StageBench:
         match action:
             case act.LoadLayers(_, layers, standby, max_sequences):
                 self.executor.prepare(layers, standby, max_sequences, lambda done, total: None)
+            case act.DropAdapters(keys):
+                self.executor.drop_adapters(keys)
             case act.UseLayers(layers, kept, share_unit):
                 self.executor.activate(layers, kept, share_unit)
             case (

@@ -9,7 +9,7 @@ import msgspec
 from swarm.params import SamplingParams
 from swarm.stage import actions as act
 from swarm.stage.events import AdaptersLoaded, BrokerConnected
-from swarm.wire.messages import AdapterEntry, AdaptersSet, Row, SetAdapters
+from swarm.wire.messages import AdapterEntry, AdaptersSet, Row, SequencePosition, SetAdapters
 from tests.unit.stage.bench import StageBench, opened, step_of
 
 RED, BLUE = (AdapterEntry(name, f"/{name}", digit * 32, 10, (1,) * 6) for name, digit in (("red", "1"), ("blue", "2")))
@@ -81,6 +81,27 @@ def test_an_adapter_is_dropped_when_no_sequence_has_it(stage: StageBench) -> Non
     assert order(stage, 2) == [answer(stage, 2)]
     assert of_adapters(stage.run(step_of(2, Row(1, 3, 1, True)))) == []
     assert of_adapters(stage.run(step_of(3, release=(1,)))) == [act.DropAdapters((RED.key,))]
+
+
+def test_an_adapter_is_dropped_while_a_retired_sequence_has_it(stage: StageBench) -> None:
+    """Only its beginning is stored, for requests that will never come."""
+    order(stage, 1, RED)
+    stage.feed(AdaptersLoaded((RED,)))
+    tokens = tuple(range(1, 34))
+    item = msgspec.structs.replace(opened(1, tokens, 33), params=SamplingParams(adapter=RED.key))
+    stage.run(step_of(1, Row(1, 0, 33, True), tokens=tokens, open=(item,)))
+    stage.run(step_of(2, retire=(SequencePosition(1, 32),)))
+    assert stage.core.sequences[1].is_retired
+    assert order(stage, 2) == [answer(stage, 2), act.DropAdapters((RED.key,))]
+
+
+def test_nothing_is_dropped_while_adapters_are_loading(stage: StageBench) -> None:
+    """The executor does one thing at a time."""
+    order(stage, 1, RED)
+    stage.feed(AdaptersLoaded((RED,)))
+    assert order(stage, 2, BLUE) == [act.LoadAdapters((BLUE,))]
+    assert of_adapters(stage.run(step_of(1))) == []
+    assert of_adapters(stage.feed(AdaptersLoaded((BLUE,)))) == [answer(stage, 2, BLUE), act.DropAdapters((RED.key,))]
 
 
 def test_a_worker_that_is_not_welcomed_introduces_itself_again(make_stage: Callable[..., StageBench]) -> None:

@@ -238,8 +238,8 @@ def test_activation_keeps_the_live_and_drops_the_others(stage: StageBench) -> No
     stage.run(step_of(2, Row(1, 3, 1, True)))
     actions = stage.activate(epoch=2, first_step=9, live=((1, 3), (5, 8)))
     assert actions == [
-        act.UseLayers(LayerRange(0, 3), ()),
         act.ReleaseSequence(2),
+        act.UseLayers(LayerRange(0, 3), ()),
         act.TruncateSequence(1, 3),
         act.OpenEdge(2, EDGE),
         act.WriteStageLog("plan_activated", "info", {"epoch": 2, "layers": "0–2", "sequences": 1}),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from swarm.stage import actions as act
 from swarm.stage.events import BrokerConnected, DeviceTested, KvOverfull, StageTick, StandbyLoaded
-from swarm.stage.executor import Batch, SampleJob, is_out_of_memory
+from swarm.stage.executor import Batch, SampleJob, is_device_lost, is_out_of_memory
 from swarm.stage.faults import MAX_FAILED_TESTS, TEST_RETRY_S
 from swarm.stage.membership import HELLO_RETRY_S
 from swarm.stage.shell.pieces import PIECE_POSITIONS, forward_in_pieces, split_batch
@@ -129,6 +130,28 @@ def test_memory_is_told_from_other_errors(error: Exception, is_memory: bool) -> 
     assert is_out_of_memory(error) is is_memory
 
 
+@pytest.mark.parametrize(
+    ("error", "is_lost"),
+    [
+        (RuntimeError("CUDA error: device-side assert triggered\nCompile with `TORCH_USE_CUDA_DSA`"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`"), True),
+        (torch.AcceleratorError("CUDA error: unspecified launch failure", 719), True),
+        (RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"), True),
+        (RuntimeError("Triton Error [CUDA]: an illegal instruction was encountered"), True),
+        (RuntimeError("Triton Error [CUDA]: misaligned address"), True),
+        (RuntimeError("Triton Error [CUDA]: unspecified launch failure"), True),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), False),
+        (RuntimeError("CUDA error: out of memory"), False),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 MiB"), False),
+        (RuntimeError("expected all tensors to be on the same device"), False),
+        (ValueError("CUDA error"), False),
+    ],
+)
+def test_a_lost_device_is_told_from_other_errors(error: Exception, is_lost: bool) -> None:
+    assert is_device_lost(error) is is_lost
+
+
 def test_pieces_give_what_the_whole_gives() -> None:
     """A chunk longer than a piece, and a token: the same hidden states, the same draws in the same order."""
     sizes = {1: 2 * PIECE_POSITIONS + 5, 2: 1}
@@ -155,6 +178,7 @@ def test_pieces_give_what_the_whole_gives() -> None:
         else:
             assert np.array_equal(whole.hidden, pieces.hidden)
     assert [piece.rows[0].count for piece in split_batch(batch)] == [PIECE_POSITIONS, PIECE_POSITIONS, 5, 1]
+    assert all(piece.is_piece for piece in split_batch(batch))
 
 
 # --- doubt -----------------------------------------------------------------------------------------------------------

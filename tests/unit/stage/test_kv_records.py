@@ -49,7 +49,8 @@ def test_layers_are_taken_over_as_far_as_their_tokens_are_the_sequence_s(own: in
     history, tokens = [*range(own)], [*range(50), *range(150, 150 + copied)][:copied]
     store.sequences[1] = StoredSequence(ITEM, history, [RangePosition(LayerRange(0, 2), own)])
     store.copies.sequences[1] = KvCopy(ITEM, tokens, {2: copied})
-    store.keep_only((SequencePosition(1, 64),), LayerRange(0, 3), frozenset())
+    store.keep_only((SequencePosition(1, 64),))
+    store.adopt_layers((SequencePosition(1, 64),), LayerRange(0, 3), frozenset())
     held = store.sequences[1]
     assert max(part.position for part in held.kv) == left
     assert held.history[: min(own, left)] == [*range(min(own, left))]

@@ -41,11 +41,26 @@ def test_a_row_is_split_where_its_states_are_kept() -> None:
     assert store.positions(1, 0) == [32, 64, 70, 71]
 
 
+def test_the_last_whole_block_has_a_state() -> None:
+    """If the sequence ends, another one can begin there."""
+    store = StateStore(CPU, 128)
+    row(store, 0, 70)
+    assert store.positions(1, 0) == [64, 69, 70]
+    row(store, 70, 25)
+    assert store.positions(1, 0) == [64, 70, 94, 95]
+    row(store, 95, 1)
+    assert store.positions(1, 0) == [95, 96]
+    row(store, 96, 140)
+    assert store.positions(1, 0) == [96, 128, 224, 235, 236]
+    store.shrink(1, 224)
+    assert store.positions(1, 0) == [128, 224]
+
+
 def test_an_ended_sequence_keeps_what_others_can_begin_with() -> None:
     store = StateStore(CPU, STRIDE)
     row(store, 0, 70)
     store.shrink(1, 69)
-    assert store.positions(1, 0) == [32, 64]
+    assert store.positions(1, 0) == [32, 64, 69]
     store.fork(2, 1, 64)
     assert int(row(store, 64, 4, sequence=2)[-1].after) == 68
 
@@ -102,9 +117,9 @@ def test_memory_is_reserved_for_the_states_of_all_sequences() -> None:
     plan = MemoryPlan(manifest, manifest.weight_bytes(LayerRange(0, 6)) + (1 << 20), 1.0, max_sequences=8)
     layers = LayerRange(0, 6)
     assert plan.num_sequences(layers, frozenset()) == 8
-    assert plan.kv_positions(layers, frozenset()) == ((1 << 20) - 8 * 3 * 6000) // 6 // 32 * 32
+    assert plan.kv_positions(layers, frozenset()) == ((1 << 20) - 8 * 4 * 6000) // 6 // 32 * 32
     plan.max_sequences = 1000
-    assert plan.num_sequences(layers, frozenset()) == (1 << 19) // 18000
+    assert plan.num_sequences(layers, frozenset()) == (1 << 19) // 24000
 
 
 def test_what_is_added_later_takes_nothing_of_the_states_memory() -> None:
@@ -112,13 +127,31 @@ def test_what_is_added_later_takes_nothing_of_the_states_memory() -> None:
     manifest, layers = fake_manifest(6, state_stride=1000), LayerRange(0, 6)
     plan = MemoryPlan(manifest, manifest.weight_bytes(layers) + (1 << 20), 0.5, max_sequences=1000)
     positions, reserved = plan.kv_positions(layers, frozenset()), plan.reserved_bytes(layers, frozenset())
-    assert reserved == (1 << 18) // 18000 * 18000
+    assert reserved == (1 << 18) // 24000 * 24000
     free = (1 << 20) - reserved - 6 * positions
     for more, fits in ((free, True), (free + 1, False)):
         sizes = (manifest.layer_bytes[0] + more, *manifest.layer_bytes[1:])
         plan.manifest = msgspec.structs.replace(manifest, layer_bytes=sizes)
         with contextlib.nullcontext() if fits else pytest.raises(ModelError, match=r"lacks 0\.0 MiB beside its layers"):
             plan.check_kept(layers, frozenset(), kv_positions=positions, reserved_bytes=reserved)
+
+
+def test_the_planner_counts_the_work_on_images_as_the_first_stage_does() -> None:
+    blind = fake_manifest(6)
+    manifest = msgspec.structs.replace(blind, image_bytes=1 << 18)
+    memory = blind.weight_bytes(LayerRange(0, 6)) + (1 << 20)
+    for layers, is_first in ((LayerRange(0, 3), True), (LayerRange(0, 6), True), (LayerRange(1, 4), False)):
+        plan, free = MemoryPlan(manifest, memory, 0.5), MemoryPlan(blind, memory, 0.5)
+        assert plan.kv_budget(layers, frozenset()) == free.kv_budget(layers, frozenset()) - (is_first << 17)
+        model, without = ModelSizes.from_manifest(manifest), ModelSizes.from_manifest(blind)
+        positions = model.kv_positions(layers, memory, 0.5)
+        assert plan.kv_positions(layers, frozenset()) == positions // GRID * GRID
+        assert model.needed_bytes(layers, 0) - without.needed_bytes(layers, 0) == is_first << 18
+    least = manifest.weight_bytes(LayerRange(0, 3)) + (1 << 18)
+    for more, fits in ((0, True), (-1, False)):
+        plan = MemoryPlan(manifest, least + more, 0.5)
+        with contextlib.nullcontext() if fits else pytest.raises(ModelError, match=r"lacks 0\.0 MiB"):
+            plan.check_kept(LayerRange(0, 3), frozenset(), kv_positions=0, reserved_bytes=0)
 
 
 @pytest.mark.parametrize("max_sequences", [1, 8, 1000])
@@ -131,8 +164,8 @@ def test_the_planner_counts_states_as_a_stage_does(max_sequences: int, kib: int)
     assert plan.kv_positions(layers, frozenset()) == model.kv_positions(layers, plan.memory_bytes, 0.5) // GRID * GRID
     for positions in (0, 64, 6400):
         needed = manifest.weight_bytes(layers) + 2 * model.needed_kv(layers, positions)
-        assert positions <= model.kv_positions(layers, needed, 0.5) <= positions + 3000
-        assert needed - manifest.weight_bytes(layers) >= 2 * 9000  # there is memory for one sequence
+        assert positions <= model.kv_positions(layers, needed, 0.5) <= positions + 4000
+        assert needed - manifest.weight_bytes(layers) >= 2 * 12000  # there is memory for one sequence
 
 
 def test_a_manifest_counts_states_by_position() -> None:
@@ -186,6 +219,20 @@ def test_a_step_in_pieces_may_leave_no_state_at_its_begin() -> None:
     bench.fail("out of memory", is_memory=True)
     bench.fail("out of memory", is_memory=True)
     assert bench.core.sequences[1].position() == 64
+
+
+@pytest.mark.parametrize("lengths", [(70, 25, 1, 1, 40), (64, 1, 31, 1), (10, 90, 3, 1, 1)])
+def test_a_stage_records_the_states_that_its_layers_hold(lengths: tuple[int, ...]) -> None:
+    bench = StageBench(state_stride=4 * STRIDE)
+    bench.activate()
+    start = 0
+    for number, count in enumerate(lengths, 1):
+        bench.run(step_of(number, Row(1, start, count, False), open=() if start else (opened(1, limit=256),)))
+        start += count
+        held = bench.core.sequences[1]
+        recorded = {p for p in range(1, start + 1) if held.can_begin(held.kv[0].layers, p)}
+        assert recorded == bench.executor.states[1, 0] - {0}
+        assert start // STRIDE * STRIDE in recorded | {0}
 
 
 @pytest.mark.parametrize(("position", "is_held"), [(64, True), (80, False)])

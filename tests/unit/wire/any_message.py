@@ -65,7 +65,7 @@ def _values(shape: inspect.Type) -> st.SearchStrategy[Any]:  # noqa: PLR0911, PL
         case inspect.BytesType():
             return st.binary(max_size=8)
         case inspect.VarTupleType():
-            return st.lists(_values(shape.item_type), max_size=3).map(tuple)
+            return st.lists(_values(shape.item_type), min_size=shape.min_length or 0, max_size=3).map(tuple)
         case inspect.DictType():
             return st.dictionaries(_values(shape.key_type), _values(shape.value_type), max_size=3)
         case inspect.LiteralType():

@@ -223,7 +223,7 @@ def test_what_can_not_be_written_is_refused_on_the_data_door_too() -> None:
     """There the receiver checks the fields; what msgpack can't take stops at the sender all the same."""
     with pytest.raises(WireError, match="Step can't be encoded"):
         DATA.encode(Step(epoch=2**64, step=1, rows=(), tokens=()))
-    many = (Hop("w" * 100, LayerRange(0, 1), 0.0, 0.0, 0.0, 0.0, 0),) * 100_000
+    many = (Hop("w" * 100, LayerRange(0, 1), 0.0, 0.0, 0.0, 0.0, 0),) * 200_000
     with pytest.raises(WireError, match="the limit of the data channel is"):
         DATA.encode(Step(step=1, rows=(), tokens=(), hops=many))
 

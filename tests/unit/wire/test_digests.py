@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swarm.testing_images import fake_image
 from swarm.wire.digests import num_matching, prefix_digests
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=80)
@@ -38,6 +39,14 @@ def test_tokens_of_another_adapter_do_not_match() -> None:
     reported = prefix_digests([1, 2, 3], 3, "red")
     assert num_matching([1, 2, 3], 3, reported, "red") == 3
     assert num_matching([1, 2, 3], 3, reported) == num_matching([1, 2, 3], 3, reported, "blue") == 0
+
+
+def test_tokens_of_another_image_do_not_match() -> None:
+    """Those before it do, as far as digests end there."""
+    tokens, images = list(range(40)), [fake_image(16, 4, 5, colour)[0] for colour in (1, 2)]
+    reported = prefix_digests(tokens, 40, "", images[:1])
+    assert num_matching(tokens, 40, reported, "", images[:1]) == 40
+    assert 0 < num_matching(tokens, 40, reported, "", images[1:]) <= 16
 
 
 def test_they_are_few() -> None:

@@ -106,14 +106,21 @@ class ForkServer:
     """The supervisor's connection to the fork server, and its process.
 
     ``command`` runs the fork server, which is started immediately, because its imports take time. It writes errors to
-    ``log``. ``on_child_exit`` is called when a child may have ended.
+    ``log``. ``on_child_exit`` is called when a child may have ended; ``on_refused``, with the reason, when the fork
+    server finds that no worker can serve the model, and before pending processes are started separately.
     """
 
     def __init__(
-        self, command: Sequence[str], lifeline: Lifeline, log: LogFile, on_child_exit: Callable[[], None]
+        self,
+        command: Sequence[str],
+        lifeline: Lifeline,
+        log: LogFile,
+        on_child_exit: Callable[[], None],
+        on_refused: Callable[[str], None],
     ) -> None:
         """Start the fork server. Raises ``OSError`` if the machine can't."""
         self._lifeline, self._log, self._on_child_exit = lifeline, log, on_child_exit
+        self._on_refused = on_refused
         self._pending: deque[ForkedProcess] = deque()  # processes that are not forked yet, in the order of the requests
         self._loop = asyncio.get_running_loop()
         self._timeout: asyncio.TimerHandle | None = None  # ends a fork server that does not answer in time
@@ -211,6 +218,9 @@ class ForkServer:
                 message_content = json.loads(message)
                 if isinstance(message_content, str):
                     self._problem = message_content
+                elif isinstance(message_content, dict):
+                    self._problem = f"refuses the model: {message_content['refused']}"
+                    self._on_refused(message_content["refused"])
                 else:
                     self._pending.popleft().on_started(message_content)
                     self._restart_timeout()

@@ -1,7 +1,8 @@
 """The fork server's own process: imports, then forks a worker for each request.
 
 A request is a JSON list, the arguments of ``swarm``, with the descriptor of a log. The answer is the id of a process
-that is already the supervisor's child; or, as a string, the reason why there will never be one.
+that is already the supervisor's child; or, as a string, the reason why there will never be one; or, as an object, the
+reason why this model can't be served by any worker (``refused``).
 
 A child runs only after its id has been sent. It waits for one byte from a pipe whose only other end belongs to the fork
 server. If the fork server dies first, the pipe ends, and so does the child. Every child that runs therefore has an id
@@ -27,22 +28,28 @@ from setproctitle import setproctitle
 
 from swarm.cli import entry
 from swarm.cli.up.forkserver.client import CONTROL_VARIABLE, MAX_ORDER_BYTES
-from swarm.errors import ModelError
+from swarm.errors import ModelError, UnservedModel
 
 Run = Callable[[Sequence[str]], int]  # what a child does; returns the exit code
+
+MAX_REFUSAL_CHARS = 4096
 
 _PR_SET_PDEATHSIG = 1
 
 
-def main(model: str) -> int:
-    """Import everything that a worker imports, then serve."""
+def main(folder: str) -> int:
+    """Import everything that a worker imports, and what the model in this folder needs, then serve."""
     channel = connect_supervisor()
     _prepare_environment()
     from swarm.cli.main import run
 
     gc.disable()  # imports leave no garbage worth collecting
-    _import_all(model)
+    _import_all()
+    refusal = find_refusal(Path(folder))
     gc.enable()
+    if refusal:
+        channel.send(json.dumps({"refused": refusal}).encode())
+        return 1
     return serve(channel, run)
 
 
@@ -85,17 +92,27 @@ def _prepare_environment() -> None:
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's OpenBLAS starts threads when it is imported; no worker uses them
 
 
-def _import_all(model: str) -> None:
+def _import_all() -> None:
     import swarm.cli.app
     import swarm.config
     import swarm.stage.shell.service  # noqa: F401
-    from swarm.stage.model.build import import_family
     from swarm.stage.native.shared_cache import create_shared_cache
 
     create_shared_cache()
-    if Path(model).is_dir():  # another model must be fetched first, which the worker does
-        with suppress(ModelError):  # the worker reports it
-            import_family(Path(model))
+
+
+def find_refusal(folder: Path) -> str:
+    """Import the code of the folder's kind of model, by building it without weights. Return the reason if that shows
+    that no worker can serve it; empty otherwise: other errors are the worker's to report."""
+    from swarm.stage.model.build import import_family
+
+    try:
+        import_family(folder)
+    except UnservedModel as error:
+        return str(error)[:MAX_REFUSAL_CHARS]  # it must fit in one message
+    except ModelError:
+        pass
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

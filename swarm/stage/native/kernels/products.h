@@ -96,13 +96,9 @@ static void store_linear(const Product *job, const Share *mine, const float *sum
   int64_t begin = mine->block * WIDTH, outputs = least(WIDTH, matrix->outputs - begin);
   for (int64_t row = 0; row < mine->rows; row++) {
     int64_t to = (mine->first + row) * job->rows->out_stride + begin;
-    const SwarmAdapted *adapted = job->rows->adapted;
-    const SwarmAdapter *adapter = adapter_of(adapted, mine->first + row);
-    const float *lowered = adapter == NULL ? NULL : adapted->lowered + (mine->first + row) * adapted->stride;
     for (int64_t at = 0; at < outputs; at += 16) {
       vec sum = v_load(sums + row * WIDTH + at);
       if (matrix->bias != NULL) sum = v_add(sum, v_load_some(matrix->bias + begin + at, outputs - at));
-      if (adapter != NULL) sum = with_adapter((int)matrix->kind, adapter, lowered, (begin + at) / 16, sum);
       if (matrix->function != SWARM_LINEAR) sum = activated(matrix->function - SWARM_ALONE, matrix->limit, sum);
       store_number((int)matrix->kind, job->rows->out, to + at, sum, outputs - at);
     }
@@ -113,20 +109,12 @@ static void store_linear(const Product *job, const Share *mine, const float *sum
 static void store_gated(const Product *job, const Share *mine, const float *sums) {
   const SwarmMatrix *matrix = mine->matrix;
   int64_t begin = mine->block * (WIDTH / 2), outputs = least(WIDTH / 2, matrix->outputs / 2 - begin);
-  int64_t groups = (matrix->outputs / 2 + 15) / 16; /* of the gate */
   const float *bias = matrix->bias == NULL ? NULL : matrix->bias + mine->block * WIDTH;
   for (int64_t row = 0; row < mine->rows; row++) {
     int64_t to = (mine->first + row) * job->rows->out_stride + begin;
-    const SwarmAdapted *adapted = job->rows->adapted;
-    const SwarmAdapter *adapter = adapter_of(adapted, mine->first + row);
-    const float *lowered = adapter == NULL ? NULL : adapted->lowered + (mine->first + row) * adapted->stride;
     for (int64_t at = 0; at < outputs; at += 16) {
       vec gate = v_load(sums + row * WIDTH + at), up = v_load(sums + row * WIDTH + WIDTH / 2 + at);
       if (bias != NULL) gate = v_add(gate, v_load(bias + at)), up = v_add(up, v_load(bias + WIDTH / 2 + at));
-      if (adapter != NULL) {
-        gate = with_adapter((int)matrix->kind, adapter, lowered, (begin + at) / 16, gate);
-        up = with_adapter((int)matrix->kind, adapter, lowered, groups + (begin + at) / 16, up);
-      }
       store_number((int)matrix->kind, job->rows->out, to + at, gated(matrix, gate, up), outputs - at);
     }
   }
@@ -138,10 +126,13 @@ static void multiply_piece(const void *argument, int64_t index, int64_t next) {
   const int is_gated = mine.matrix->function != SWARM_LINEAR && mine.matrix->function < SWARM_ALONE;
   const int64_t outputs = is_gated ? mine.matrix->outputs / 2 : mine.matrix->outputs, width = is_gated ? 2 : 4;
   const int64_t groups = (outputs + 15) / 16, first = mine.block * width, count = least(width, groups - first);
-  fetch_groups(job->rows->adapted, mine.first, mine.rows, mine.matrix->kind, first, count);
-  if (is_gated) fetch_groups(job->rows->adapted, mine.first, mine.rows, mine.matrix->kind, groups + first, count);
-  const float *sums = sums_of_block(job, &mine, next);
+  const BlockGroups block = {first, is_gated ? groups + first : -1, count};
+  const SwarmAdapted *adapted = job->rows->adapted;
+  fetch_groups(adapted, mine.first, mine.rows, mine.matrix->kind, first, count);
+  if (is_gated) fetch_groups(adapted, mine.first, mine.rows, mine.matrix->kind, groups + first, count);
+  float *sums = sums_of_block(job, &mine, next);
   if (sums == NULL) return;
+  add_adapters(adapted, mine.matrix->kind, block, mine.first, mine.rows, sums);
   if (!is_gated)
     store_linear(job, &mine, sums);
   else

@@ -19,6 +19,7 @@
 #define WIDTH 64     /* outputs of a block of a matrix */
 #define MOST_ROWS 6  /* rows of a tile: with four vectors each, the sums fill 24 registers of 32 */
 #define CHUNK 64     /* pairs after which a tile that takes some of the vectors at a time turns to the next ones */
+#define COPIED 128   /* pairs that are copied side by side for many rows: 16 KiB */
 #define NEAR 1024    /* bytes ahead that a single tile fetches */
 #define NONE -1
 
@@ -164,9 +165,82 @@ INLINE Sums sums_from(Sums sums, int64_t row) {
   return sums;
 }
 
+/*
+ * Many rows, where the registers have no room for more than sixteen outputs of six rows: the weights of sixteen outputs
+ * are copied side by side, widened, and stay in the nearest cache while all rows pass. The chains are those of `tile`.
+ */
+enum { IS_NARROW = VECTORS_AT_ONCE(MOST_ROWS) == 1 };
+
+INLINE void narrow_tile(int rows, const float *weights, int64_t inputs, const float *x, int64_t stride, Sums sums) {
+  const float *from[MOST_ROWS] = {NULL};
+  vec sum[MOST_ROWS];
+  _Pragma("GCC unroll 6") for (int row = 0; row < rows; row++) {
+    from[row] = x + row * stride;
+    sum[row] = sums.first ? v_set(0.0f) : v_load(sums.at + row * sums.stride);
+  }
+  for (int64_t input = 0; input < inputs; input++) {
+    vec weight = v_load(weights + input * 16);
+    _Pragma("GCC unroll 6") for (int row = 0; row < rows; row++) {
+      sum[row] = v_fma(weight, v_set(from[row][input]), sum[row]);
+    }
+  }
+  _Pragma("GCC unroll 6") for (int row = 0; row < rows; row++) v_store(sums.at + row * sums.stride, sum[row]);
+}
+
+#define DEFINE_NARROW_TILE(ROWS)                                                                                     \
+  static void narrow_tile_##ROWS(const float *weights, int64_t inputs, const float *x, int64_t stride, Sums sums) { \
+    narrow_tile(ROWS, weights, inputs, x, stride, sums);                                                             \
+  }
+DEFINE_NARROW_TILE(1)
+DEFINE_NARROW_TILE(2)
+DEFINE_NARROW_TILE(3)
+DEFINE_NARROW_TILE(4)
+DEFINE_NARROW_TILE(5)
+DEFINE_NARROW_TILE(6)
+
+typedef void (*NarrowTile)(const float *, int64_t, const float *, int64_t, Sums);
+static const NarrowTile NARROW_TILES[] = {NULL,          narrow_tile_1, narrow_tile_2, narrow_tile_3,
+                                          narrow_tile_4, narrow_tile_5, narrow_tile_6};
+
+/* Copy one vector of a piece, widened: [input][16]. */
+static void copy_vector(int kind, const char *weights, int64_t step, int64_t pairs, int vector, float *to) {
+  for (int64_t pair = 0; pair < pairs; pair++, weights += step, to += 32) {
+    vec even, odd;
+    load_pair(kind, weights, step, vector, &even, &odd);
+    v_store(to, even);
+    v_store(to + 16, odd);
+  }
+}
+
+/* All tiles together fetch what is copied next. */
+static void multiply_narrow(int kind, Piece piece, const float *x, int64_t stride, int64_t rows, Sums sums,
+                            const char *ahead) {
+  float weights[COPIED * 32] __attribute__((aligned(64)));
+  int64_t tiles = (rows + MOST_ROWS - 1) / MOST_ROWS;
+  for (int64_t pair = 0, pairs; pair < piece.pairs; pair += pairs) {
+    const char *from = piece.weights + pair * piece.step;
+    pairs = piece.pairs - pair < COPIED ? piece.pairs - pair : COPIED;
+    const char *next = pair + pairs < piece.pairs ? from + pairs * piece.step : ahead;
+    int64_t lines = piece.cached || next == NULL ? 0 : pairs * piece.step / 64 / (tiles * piece.vectors) + 1;
+    for (int vector = 0; vector < piece.vectors; vector++) {
+      copy_vector(kind, from, piece.step, pairs, vector, weights);
+      for (int64_t tile = 0, row = 0, count; tile < tiles; tile++, row += count) {
+        count = (rows - row) / (tiles - tile);
+        for (int64_t line = 0; line < lines; line++, next += 64) fetch_far(next);
+        NARROW_TILES[count](weights, 2 * pairs, x + row * stride + 2 * pair, stride,
+                            (Sums){sums.at + row * sums.stride + vector * 16, sums.stride, sums.first && pair == 0});
+      }
+    }
+  }
+}
+
 /* All rows times a piece of the matrix. */
 static void multiply_wide(int kind, Piece piece, const float *x, int64_t stride, int64_t rows, Sums sums,
                           const char *ahead) {
+  if (IS_NARROW && rows > 2 * MOST_ROWS) {
+    multiply_narrow(kind, piece, x, stride, rows, sums, ahead);
+    return;
+  }
   const WideTile *tiles = kind == SWARM_BFLOAT16 ? SWARM_BFLOAT16_TILES : SWARM_FLOAT32_TILES;
   for (Shares shares = shares_of(&piece, rows, ahead); next_tile(&shares, &piece);)
     tiles[shares.rows](piece, x + shares.row * stride, stride, sums_from(sums, shares.row), shares.fetch);

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from swarm.broker.actions import NewTokens, WriteAcceptance, WriteEnd, WriteEpoch, WriteTokens
 from swarm.broker.journal.database import FILE, VERSION, DamagedJournal
@@ -68,6 +69,16 @@ def test_a_vector_is_read_with_its_end(tmp_path: Path, store: JournalStore) -> N
     found = again.read_request("a", LATER)
     assert found is not None
     assert found.sequences[0].vector == b"12345678"
+
+
+def test_pixels_are_kept_until_the_whole_request_has_ended(tmp_path: Path, store: JournalStore) -> None:
+    seeing = replace(submit("a", n=2), pixels=(b"cat", b"dog"))
+    store.write([WriteAcceptance(seeing, (4, 5), "tenant")], NOW)
+    for sequence, pixels in ((4, (b"cat", b"dog")), (5, ())):
+        store.write([WriteEnd(sequence, "stop", 0, has_pixels=True)], NOW)
+        found = store.read_request("a", LATER)
+        assert found is not None
+        assert found.submit == replace(seeing, pixels=pixels)
 
 
 def test_log_probabilities_of_a_prompt_come_with_the_first_token_or_the_end(

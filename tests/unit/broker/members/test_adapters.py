@@ -7,27 +7,34 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from swarm.broker.actions import SendToWorker, WriteAdapters, WriteLog
+from swarm.broker.actions import SendToWorker, WriteAdapters, WriteEnd, WriteLog
+from swarm.broker.events import RequestRead
 from swarm.broker.members.adapters import GIVE_UP_S, LOAD_S, RESEND_S
 from swarm.broker.state.adapters import MAX_RETRY_S
 from swarm.broker.state.journal_snapshot import JournalSnapshot
 from swarm.testing import fake_manifest
 from swarm.wire.messages import (
+    MAX_ADAPTERS,
     Accepted,
     AdapterCommand,
     AdapterEntry,
     AdaptersSet,
+    Asset,
     Cancel,
     Denied,
     Finished,
+    GetRequest,
     Json,
+    LookUp,
     Rejected,
     Report,
+    RequestDetails,
     SetAdapters,
+    TokensSnapshot,
     Welcome,
 )
 from swarm.wire.versions import VERSIONS
-from tests.unit.broker.bench import Bench, said, settings, submit
+from tests.unit.broker.bench import Bench, request_settings, said, settings, submit
 
 MakeBench = Callable[..., Bench]
 LOAD = AdapterCommand(verb="load", name="red", source="/red")
@@ -125,6 +132,38 @@ def test_a_problem_of_one_worker_ends_the_load(bench: Bench, name: str) -> None:
     assert bench.state.adapters.wanted == ()
     bench.say(LOAD)
     assert {order.number for order in ordered(bench).values()} == {3}
+
+
+def test_an_answer_to_an_earlier_order_does_not_count(bench: Bench) -> None:
+    """One worker's problem ended the load; the other's comes late, or is still known when the next load begins."""
+    bench.serve()
+    bench.say(LOAD)
+    former = bench.state.adapters.number
+    answer(bench, "w0", problem="/red is missing")
+    answer(bench, "w0", problem="not even a dropped one")
+    bench.take()
+    bench.say(LOAD)
+    late = AdaptersSet(incarnation=bench.workers["w1"].incarnation, number=former, problem="/red is missing")
+    bench.tell("w1", msgspec.structs.replace(late, lineage=bench.state.lineage))
+    assert reports(bench) == []
+    for name in ("w0", "w1"):
+        answer(bench, name, entry())
+    (body,) = reports(bench)
+    assert body["state"] == "loaded"
+
+
+def test_a_drop_waits_for_the_load_under_way(bench: Bench) -> None:
+    """Its answers would not count any more if the order changed."""
+    loaded(bench)
+    bench.say(LOAD_BLUE)
+    number = bench.state.adapters.number
+    bench.say(DROP)
+    assert bench.state.adapters.number == number
+    for name in ("w0", "w1"):
+        answer(bench, name, entry(), entry("blue"))
+    assert [body["state"] for body in reports(bench)] == ["dropping", "loaded"]
+    bench.tick()
+    assert bench.state.adapters.entries == (entry("blue"),)
 
 
 def test_unlike_files_are_refused(bench: Bench) -> None:
@@ -314,6 +353,27 @@ def test_a_dropped_adapter_stays_until_its_requests_and_steps_have_ended(bench: 
     assert bench.state.manifest == MODEL
 
 
+def test_a_dropped_adapter_stays_until_the_journal_has_the_ends_of_its_requests(make_bench: MakeBench) -> None:
+    """A broker that restarts before would have to continue them."""
+    bench = make_bench(settings(requests=request_settings(has_journal=True))).serve(2)
+    bench.say(LOAD)
+    for name in ("w0", "w1"):
+        answer(bench, name, entry())
+    bench.say(submit("r", adapter="red", max_tokens=1))
+    bench.feed(RequestRead("r", None))
+    bench.held.add(WriteEnd)
+    bench.say(DROP)
+    assert bench.pipe
+    while bench.pipe:
+        bench.finish()
+    bench.tick()
+    assert bench.state.requests["r"].has_ended
+    assert bench.state.adapters.entries == (entry(),)
+    bench.write_out()
+    bench.tick()
+    assert bench.state.adapters.entries == ()
+
+
 def test_the_same_request_may_come_again_by_the_adapter_s_name(bench: Bench) -> None:
     """Whether the name still means that adapter or not."""
     loaded(bench)
@@ -322,6 +382,45 @@ def test_the_same_request_may_come_again_by_the_adapter_s_name(bench: Bench) -> 
     bench.say(DROP)
     assert refusal(bench, "r", "red") == ""
     assert "in use for another request" in refusal(bench, "r", "")
+
+
+def test_a_name_stands_for_what_is_loaded_when_the_request_is_admitted(make_bench: MakeBench) -> None:
+    """A request that is looked up in the journal waits meanwhile, and the set changes."""
+    bench = make_bench(settings(requests=request_settings(has_journal=True))).serve(2)
+    bench.say(submit("early", adapter="red"))
+    bench.say(LOAD)
+    for name in ("w0", "w1"):
+        answer(bench, name, entry())
+    bench.feed(RequestRead("early", None))
+    assert bench.state.requests["early"].submit.params.adapter == entry().key
+    bench.say(submit("late", adapter="red"))
+    bench.say(DROP)
+    bench.take()
+    (rejected,) = said(bench.feed(RequestRead("late", None)), Rejected)
+    assert isinstance(rejected, Rejected)
+    assert rejected.reason == "there is no adapter 'red': chain has none"
+
+
+def test_who_asks_for_a_request_gets_it_with_the_adapter_s_name(bench: Bench) -> None:
+    loaded(bench)
+    assert refusal(bench, "r", "red") == ""
+    (details,) = said(bench.say(GetRequest(request_id="r")), RequestDetails)
+    assert details == RequestDetails(submit=submit("r", adapter="red"))
+    (snapshot,) = said(bench.say(LookUp(question=1, request_id="r")), TokensSnapshot)
+    assert isinstance(snapshot, TokensSnapshot)
+    assert snapshot.submit == details.submit
+
+
+def test_an_adapter_of_the_settings_is_not_dropped_and_the_error_says_what_to_do(bench: Bench) -> None:
+    bench.serve(manifest=msgspec.structs.replace(MODEL, adapters=(Asset("red", 10, "d" * 64),)))
+    bench.say(DROP)
+    assert reports(bench) == [
+        {
+            "error": "red is one of worker.adapters, which are not dropped at run time: take it out of the settings of "
+            "all workers, and restart them together; adapters that are to come and go: swarmctl adapters load"
+        }
+    ]
+    assert refusal(bench, "r", "red") == ""
 
 
 def test_names_that_are_taken_or_unknown_are_refused(bench: Bench) -> None:
@@ -350,6 +449,28 @@ def test_a_restarted_broker_has_the_adapters_of_the_journal(make_bench: MakeBenc
     assert bench.state.workers == {}
     bench.tell("w0", bench.workers["w0"].hello(adapters=(entry(),)))
     assert "w0.1" in bench.state.workers
+
+
+def test_what_was_dropped_stays_dropped_after_a_restart(make_bench: MakeBench) -> None:
+    """Until then it may be named by requests of the journal, and it goes once there are none."""
+    adapters = (entry(), entry("blue", "e" * 32))
+    past = JournalSnapshot(epoch=3, manifest=MODEL, adapters=adapters, dropped_adapters=(entry().key,), workers=("w0",))
+    bench = make_bench(settings(), past)
+    assert bench.state.manifest is not None
+    assert [each.name for each in bench.state.manifest.adapters] == ["blue"]
+    bench.tell("w0", bench.add("w0").hello(adapters=adapters))
+    bench.tick()
+    assert bench.state.adapters.entries == adapters[1:]
+    assert ordered(bench) == {"w0": SetAdapters(number=2, adapters=adapters[1:])}
+
+
+def test_there_is_a_limit(bench: Bench) -> None:
+    bench.serve()
+    state = bench.state
+    state.adapters.entries = tuple(entry(f"a{number}") for number in range(MAX_ADAPTERS))
+    state.set_manifest(MODEL)
+    bench.say(LOAD)
+    assert reports(bench) == [{"error": f"a swarm has at most {MAX_ADAPTERS} adapters: drop one first"}]
 
 
 def test_another_model_has_none_of_them(make_bench: MakeBench) -> None:

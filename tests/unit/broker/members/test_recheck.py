@@ -9,6 +9,8 @@ import pytest
 
 from swarm.broker.actions import WriteLog
 from swarm.broker.members.recheck import MAX_DRAWN, TIMEOUT_S, RecheckSettings
+from swarm.testing import fake_manifest
+from swarm.testing_images import FAKE_VISION, fake_image
 from swarm.wire.messages import (
     Cancel,
     Edge,
@@ -114,6 +116,23 @@ def test_nothing_is_asked_of_what_drew_nothing_that_is_looked_at(make_bench: Mak
             digested(bench, order, f"{names(bench)[0]}.1", "abc")
     assert boundaries
     assert set(boundaries) == {0}
+
+
+def test_sequences_with_images_are_not_compared(make_bench: MakeBench) -> None:
+    """Another worker may begin behind a layer to whose output the first stage adds features."""
+    bench = make_bench(settings(recheck=RecheckSettings(EVERY_S, positions=10)))
+    bench.serve(2, host="one", kernels=KERNELS, manifest=fake_manifest(sees=True))
+    for name in ("w0", "w1"):
+        keep(bench, name, LayerRange(0, 6))
+    image, pixels = fake_image(0, 1, 2, 7)
+    seeing = submit(prompt=(FAKE_VISION.token,) * 2 + (5,) * 4, images=(image,), max_tokens=200)
+    bench.say(msgspec.structs.replace(seeing, pixels=(pixels,)))
+    for _ in range(5):
+        bench.finish()
+    assert bench.sequence().num_generated > 1
+    bench.tick(EVERY_S + 0.1)
+    assert orders(bench.take(), Recheck) == []
+    assert counted(bench) == {"rechecks_impossible": 1}
 
 
 def test_the_first_stage_and_then_the_last(bench: Bench) -> None:

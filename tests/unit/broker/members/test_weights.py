@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from swarm.testing import fake_manifest
-from swarm.wire.messages import Denied, Order, Query, Setting, Welcome
+from swarm.wire.messages import Denied, Order, Query, Setting, Vision, Welcome
 from tests.unit.broker.bench import Bench, orders
 
 INT4 = "int4, head int6, groups of 32, quantizer 1"
@@ -83,6 +83,25 @@ def test_another_model_is_another_model_however_it_is_quantized(bench: Bench) ->
     denied = knock(bench, "w1", vocab_size=98)
     assert isinstance(denied, Denied)
     assert denied.reason.startswith("this swarm serves another model: vocab_size")
+
+
+@pytest.mark.parametrize("sees", [False, True])
+def test_a_worker_with_or_without_the_tower_alone_is_refused(bench: Bench, sees: bool) -> None:
+    vision = Vision(7, 8, 9, 16, 2, 1 << 12, 1 << 20, (0.5,) * 3, (0.5,) * 3, 3, 24)
+    knock(bench, "w0", vision=vision if sees else None)
+    words = "images, and this worker text only" if sees else "text only, and this worker images"
+    assert knock(bench, "w1", vision=None if sees else vision) == Denied(
+        reason=f"this swarm reads {words}: set worker.images to the same value for all workers"
+    )
+
+
+def test_a_worker_that_is_too_old_for_images_is_to_be_upgraded(bench: Bench) -> None:
+    vision = Vision(7, 8, 9, 16, 2, 1 << 12, 1 << 20, (0.5,) * 3, (0.5,) * 3, 3, 24)
+    knock(bench, "w0", vision=vision)
+    manifest = msgspec.structs.replace(fake_manifest(), dtype="bfloat16")
+    hello = bench.add("w1", manifest=manifest).hello(wire_versions=(2, 3), schema="of another version")
+    ((_, denied),) = orders(bench.tell("w1", hello), Denied)
+    assert denied == Denied(reason="this swarm reads images, for which this worker is too old: upgrade it")
 
 
 def test_operators_see_how_weights_are_quantized(bench: Bench) -> None:

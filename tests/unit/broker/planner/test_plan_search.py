@@ -387,3 +387,20 @@ def test_one_order_may_leave_devices_out() -> None:
     assert free == (2.0, (LayerShare(0, LayerRange(0, 2)), LayerShare(2, LayerRange(2, 4))))
     assert forced[0] == 9.0
     assert len(problem.devices) <= MAX_EXACT
+
+
+def test_the_first_stage_has_all_layers_that_take_features_of_images() -> None:
+    """However slow its device is, and whether it takes turns; a pin that leaves it fewer is named."""
+    model = replace(model_of(*[10] * 8), first_layers=3)
+    devices = (device("w0", layer_s=0.1), device("w1"), device("w2"))
+    for takes_turns in (False, True):
+        line = solve(PlanningProblem(model, devices, takes_turns))
+        assert not isinstance(line, Shortage)
+        assert line[0].layers.stop >= 3
+    for pin, layers in ((LayerRange(0, 2), "0–1"), (LayerRange(1, 8), "1–7")):
+        pinned = solve(PlanningProblem(model, (device("w0", pinned=pin), device("w1"))))
+        assert isinstance(pinned, Shortage)
+        assert f"w0: it is pinned to layers {layers}, and the first stage of a model that reads images" in pinned.text
+    assert not isinstance(
+        solve(PlanningProblem(model, (device("w0", pinned=LayerRange(3, 8)), device("w1")))), Shortage
+    )

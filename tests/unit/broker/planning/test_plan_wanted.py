@@ -174,7 +174,7 @@ def test_two_gpus_of_one_machine_are_not_alike(make_bench: Callable[..., Bench])
     """They share nothing that they would have to wait for: each is as quick as it measured, and works meanwhile."""
     bench = make_bench(ruled(mode="batch", pins={"w0": LayerRange(0, 3), "w1": LayerRange(3, 6)}))
     join(bench, "w0", 0.002, alone_s=0.002, host="here", device="cuda:0")
-    join(bench, "w1", 0.003, alone_s=0.003, host="here", device="cuda:0")
+    join(bench, "w1", 0.003, alone_s=0.003, host="here", device="cuda:1")
     bench.tick()
     forecast = bench.state.plans.current.forecast  # type: ignore[union-attr]
     assert [stage.compute_s / 3 for stage in forecast.stages] == pytest.approx([0.002, 0.003])  # type: ignore[union-attr]
@@ -182,8 +182,8 @@ def test_two_gpus_of_one_machine_are_not_alike(make_bench: Callable[..., Bench])
 
 @pytest.mark.parametrize(
     ("devices", "in_turns"),
-    [(("cpu", "cpu"), True), (("cpu", "cuda"), False), (("cuda:0", "cuda:1"), False)],
-    ids=["two processes", "one and a GPU", "two GPUs"],
+    [(("cpu", "cpu"), True), (("cpu", "cuda"), False), (("cuda:0", "cuda:1"), False), (("cuda:0", "cuda:0"), True)],
+    ids=["two processes", "one and a GPU", "two GPUs", "one GPU"],
 )
 def test_only_processes_on_the_same_cores_take_turns(
     make_bench: Callable[..., Bench], devices: tuple[str, str], in_turns: bool
@@ -196,6 +196,21 @@ def test_only_processes_on_the_same_cores_take_turns(
     forecast = bench.state.plans.current.forecast  # type: ignore[union-attr]
     assert forecast.takes_turns is in_turns  # type: ignore[union-attr]
     assert lengths(bench) == {"w0": 3, "w1": 3}
+
+
+def test_stages_on_one_gpu_share_its_time(make_bench: Callable[..., Bench]) -> None:
+    """With several steps in flight, its kernels wait for one another: a step takes as long as all stages there."""
+    pins = {"w0": LayerRange(0, 3), "w1": LayerRange(3, 6)}
+    took = {}
+    for device in ("cuda:0", "cuda:1"):
+        bench = make_bench(ruled(mode="overlapped", pins=pins))
+        join(bench, "w0", 0.002, alone_s=0.002, host="here", device="cuda:0")
+        join(bench, "w1", 0.002, alone_s=0.002, host="here", device=device)
+        bench.tick()
+        forecast = bench.state.plans.current.forecast  # type: ignore[union-attr]
+        took[device] = forecast.bound, forecast.step_s  # type: ignore[union-attr]
+    assert took["cuda:0"][0] == "cores"
+    assert took["cuda:0"][1] > 1.5 * took["cuda:1"][1]
 
 
 def test_the_cores_alone_may_be_quicker_than_with_a_gpu(make_bench: Callable[..., Bench]) -> None:

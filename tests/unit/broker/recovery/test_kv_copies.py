@@ -14,6 +14,7 @@ from swarm.broker.recovery.kv_copies import PAUSE_S, STANDS_STILL_S, CopyOrder, 
 from swarm.broker.recovery.rebuild import trust_copied
 from swarm.broker.recovery.reconfiguration import ReconfigurationSettings
 from swarm.broker.state.kv_copies import CopyRoute, HeldCopies
+from swarm.testing import fake_manifest
 from swarm.wire.digests import prefix_digests
 from swarm.wire.messages import (
     BLOCK,
@@ -435,6 +436,20 @@ def test_what_a_stage_took_over_from_copies_counts_as_far_as_its_tokens_are_righ
     assert counted(prefix_digests([*tokens[:-1], 5], 64)) == [63, 32]
     assert counted(prefix_digests([5] * 64, 64)) == [0, 0]
     assert counted(prefix_digests(tokens, 64), 71) == [0, 0]  # of another sequence of this number, or reservation
+
+
+def test_a_copy_with_states_counts_up_to_one_of_them() -> None:
+    """Where its tokens differ, no layer holds a state."""
+    bench = copying(manifest=fake_manifest(6, state_stride=32))
+    sequence = run(bench, 90)
+    tokens = bench.sequence("r").tokens[:70]
+    kv = (RangePosition(LayerRange(0, 2), 70), RangePosition(LayerRange(2, 3), 64))
+    counted = []
+    for digests in (prefix_digests(tokens, 70), prefix_digests([*tokens[:-2], 5, 5], 70)):
+        held = HeldSequence(sequence, kv, digests, bench.sequence("r").limit)
+        report = trust_copied(Activated(incarnation="w1.1", held=(held,), logs=()), bench.state)
+        counted.append([part.position for part in report.held[0].kv])
+    assert counted == [[70, 64], [64, 64]]
 
 
 def test_copies_of_ended_sequences_are_dropped() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -1093,14 +1094,18 @@ def test_layers_that_are_being_warmed_have_a_forecast(make_bench: Callable[..., 
 
 
 def test_the_plan_says_when_stages_share_cores(make_bench: Callable[..., Bench]) -> None:
-    """Why only one step is in flight at a time on one machine; a GPU among them is no such case."""
+    """Why only one step is in flight at a time on one machine, or on one GPU; not with a GPU for each."""
     together = make_bench().serve(2, host="here")
     assert together.state.plans.current.shares_cores
     assert (
         "all stages share the cores of here: in mode auto one step is in flight at a time, "
         "and each stage uses all of them in turn"
     ) in why_of(together)
-    assert not make_bench().serve(2, host="here", device="cuda").state.plans.current.shares_cores
+    on_gpu = make_bench().serve(2, host="here", device="cuda:0")
+    assert any(line.startswith("all stages share cuda:0 of here: ") for line in why_of(on_gpu))
+    plan = on_gpu.state.plans.current
+    stages = tuple(replace(stage, device=f"cuda:{index}") for index, stage in enumerate(plan.stages))
+    assert not replace(plan, stages=stages).shares_cores
 
 
 def test_clients_of_a_dead_plan_are_not_told(serving: Bench) -> None:

@@ -222,6 +222,33 @@ def test_layers_with_states_begin_where_states_are_kept() -> None:
     assert [run_range(run) for run in found] == [(4, 8, 512, 1000)]
 
 
+@pytest.mark.parametrize(
+    ("held", "expected"),
+    [
+        # all copies end at the same position, and the log is just before them
+        ({"a": ((0, 4, 1000), (4, 6, 900)), "c": ((6, 8, 900), (8, 12, 1000))}, [(4, 8, 900, 1000)]),
+        # the way from the log to the copies goes through layers that have passed that position
+        ({"a": ((0, 5, 1000), (5, 6, 900)), "c": ((6, 8, 900), (8, 12, 1000))}, [(4, 8, 512, 1000)]),
+        # the last layers can begin where the first positions have ended
+        ({"a": ((0, 4, 1000), (4, 6, 300)), "c": ((6, 8, 700), (8, 12, 1000))}, [(4, 6, 300, 700), (4, 8, 700, 1000)]),
+        # a layer without copies is computed from the begin
+        ({"a": ((0, 4, 1000), (4, 6, 900)), "c": ((6, 8, 0), (8, 12, 1000))}, [(4, 8, 0, 1000)]),
+    ],
+)
+def test_layers_with_states_may_begin_where_their_copies_end(
+    held: Mapping[str, Held], expected: list[tuple[int, int, int, int]]
+) -> None:
+    found = find_rebuild_runs(long_sequence(), BETWEEN, said(held, {"a": ((4, 1000),)}), stride=512)
+    assert isinstance(found, list)
+    assert [run_range(run) for run in found] == expected
+
+
+@pytest.mark.parametrize(("last", "expected"), [(900, 900), (800, 512)])
+def test_a_sequence_with_states_is_computed_again_from_where_all_layers_hold_them(last: int, expected: int) -> None:
+    held = {"a": ((0, 6, 900),), "c": ((6, 12, last),)}
+    assert find_rebuild_runs(long_sequence(), BETWEEN, said(held), stride=512) == expected
+
+
 def test_a_short_end_through_all_layers_is_replayed_too() -> None:
     """Only if most of the work goes through all of them, the sequence is computed again like a prompt."""
     plan = plan_of(("b", 0, 12))

@@ -7,6 +7,7 @@ import pytest
 from swarm.broker.actions import WriteTokens
 from swarm.broker.state import Request, Sequence
 from swarm.broker.state.prefix import PrefixCache, PrefixIndex, PrefixRules, RetiredSequence
+from swarm.params import ImageSpan
 from swarm.wire.messages import BLOCK, Cancel, Finished, SequencePosition, Step
 from swarm.wire.shared_positions import SharedPositions
 from tests.unit.broker.bench import Bench, row, said, scheduling, settings, steps, submit
@@ -57,6 +58,17 @@ def test_equal_blocks_of_another_adapter_are_others() -> None:
     assert index.find(A) == (2, 64)
 
 
+def test_equal_tokens_of_another_image_are_others() -> None:
+    """Placeholders of images have one token id; a block whose last token begins an image has all of its digest."""
+    index = PrefixIndex()
+    cat, dog = ((ImageSpan(63, 1, 4, digit * 64),) for digit in "ab")
+    index.record(1, A, 96, "", cat)
+    assert index.find(A, "", cat) == (1, 96)
+    assert index.find(A, "", dog) == (1, 32)
+    assert index.find(A) == (1, 32)
+    assert index.find(A, "", (ImageSpan(64, 1, 3, "a" * 64),)) == (1, 32)
+
+
 def test_equal_blocks_at_other_positions_are_others() -> None:
     """What stands before a block is part of it: its keys and values depend on that."""
     index = PrefixIndex()
@@ -91,6 +103,17 @@ def test_of_several_holders_the_latest_is_named_and_forgetting_one_leaves_the_ot
 
 
 # --- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def test_a_longer_sequence_replaces_none_where_layers_keep_states() -> None:
+    """Another sequence can begin at the end of an ended one, but not in the middle of a longer one."""
+    index = PrefixIndex()
+    for sequence, blocks in ((1, 2), (2, 3), (3, 2)):
+        index.record(sequence, list(range(100)), blocks * BLOCK)
+    assert index.is_redundant(1)
+    assert not index.is_redundant(1, among=(2,))
+    assert index.is_redundant(1, among=(2, 3))
+    assert not index.is_redundant(1, among=(1, 2))
 
 
 def cache(*ended: int, rules: PrefixRules = RECENT) -> PrefixCache:

@@ -7,7 +7,7 @@ import pytest
 from swarm.broker.state import SequenceState
 from swarm.broker.steps.kv_capacity import MAX_PREEMPTIONS
 from swarm.testing import fake_manifest
-from swarm.wire.messages import BLOCK, Finished, SequencePosition, Tokens
+from swarm.wire.messages import BLOCK, Cancel, Finished, SequencePosition, Tokens
 from tests.unit.broker.bench import Bench, row, said, scheduling, steps, submit
 
 
@@ -262,14 +262,65 @@ def test_retired_ones_go_before_anybody_gives_way(make_bench) -> None:
     assert 1 in released
 
 
-@pytest.mark.parametrize(("num_prompt", "kept"), [(2 * BLOCK, 0), (3 * BLOCK, 0), (5 * BLOCK, 4)])
-def test_of_a_model_with_states_only_what_another_can_start_from_is_retired(make_bench, num_prompt, kept) -> None:
-    """Nothing of a prompt before its first kept state, and nothing behind its last one."""
+def with_states(make_bench) -> Bench:
+    """A swarm that serves a model whose layers keep states every four blocks."""
     bench = make_bench(scheduling())
     bench.serve(1, manifest=fake_manifest(state_stride=4 * BLOCK))
+    return bench
+
+
+@pytest.mark.parametrize(("num_prompt", "kept"), [(BLOCK - 4, 0), (BLOCK, 1), (3 * BLOCK, 3), (5 * BLOCK, 5)])
+def test_of_a_model_with_states_only_what_another_can_start_from_is_retired(make_bench, num_prompt, kept) -> None:
+    """The whole blocks of a sequence whose last step is done."""
+    bench = with_states(make_bench)
     bench.say(submit("past", num_prompt=num_prompt, max_tokens=4))
     bench.run_dry()
     assert bench.state.prefix.num_blocks == kept
     cuts = [cut for s in steps(bench.log) for cut in s.retire]
     assert cuts == ([SequencePosition(1, kept * BLOCK)] if kept else [])
     assert ([1] in [list(s.release) for s in steps(bench.log)]) is not bool(kept)
+
+
+@pytest.mark.parametrize(("num_prompt", "kept"), [(3 * BLOCK, 0), (6 * BLOCK - 2, 4)])
+def test_a_sequence_with_states_that_ends_in_mid_step_keeps_what_is_certain(make_bench, num_prompt, kept) -> None:
+    """The step may leave the state of a later block."""
+    bench = with_states(make_bench)
+    bench.say(submit("past", num_prompt=num_prompt, max_tokens=40))
+    bench.finish()
+    bench.finish()
+    sequence = bench.sequence("past")
+    assert sequence.kv < sequence.scheduled
+    bench.say(Cancel(request_id="past"))
+    bench.run_dry()
+    assert bench.state.prefix.num_blocks == kept
+
+
+def test_a_state_of_an_earlier_plan_is_not_counted_on(make_bench) -> None:
+    """Other workers may have taken the layers over from copies, which lack it."""
+    bench = with_states(make_bench)
+    bench.say(submit("past", num_prompt=2 * BLOCK + 5, max_tokens=12))
+    bench.finish()
+    assert bench.sequence("past").block_state == 2 * BLOCK
+    bench.join("w1", manifest=fake_manifest(state_stride=4 * BLOCK))
+    bench.tick()
+    assert bench.sequence("past").block_state == 0
+    bench.run_dry()
+    assert bench.sequence("past").reason == "length"
+    assert bench.state.prefix.num_blocks == 0
+
+
+def test_a_model_with_states_starts_where_a_sequence_has_ended(make_bench) -> None:
+    """Or at a multiple of the stride of any that holds as much."""
+    bench, conversation = with_states(make_bench), tuple(range(1, 91)) * 3
+    for name, num_prompt, cached in (
+        ("turn", 2 * BLOCK + 5, 0),
+        ("next", 3 * BLOCK + 9, 2 * BLOCK),
+        ("again", 2 * BLOCK + 9, 2 * BLOCK),
+        ("other", 3 * BLOCK - 1, 2 * BLOCK),
+        ("long", 7 * BLOCK + 3, 3 * BLOCK),
+        ("parts", 6 * BLOCK, 4 * BLOCK),
+    ):
+        prompt = conversation[: num_prompt - 1] + ((91,) if name in ("again", "other", "parts") else (5,))
+        bench.say(submit(name, prompt=prompt, max_tokens=1))
+        bench.run_dry()
+        assert bench.sequence(name).num_cached == cached, name

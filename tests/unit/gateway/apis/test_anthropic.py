@@ -101,7 +101,7 @@ def test_an_answer_continues_a_last_message_of_the_assistant() -> None:
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [READ], "tool_choice": {"type": "tool", "name": "other"}}, "tool_choice"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].source"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages[0].content[0].tool_use_id"),
         ({"messages": [USER, HALF], "output_config": {"format": FORM}}, "output_config.format"),
         ({"messages": []}, "messages"),

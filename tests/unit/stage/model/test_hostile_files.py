@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from swarm.errors import ModelError
 from swarm.stage.model.checkpoint import Checkpoint
+from swarm.stage.model.text_tower import image_layers
 from tests.files_of_models import TINY_CONFIG, entry, safetensors
 
 TENSORS = ("embed.weight", "model.layers.0.q", "model.layers.1.q", "head.weight")
@@ -101,6 +102,12 @@ def test_a_hostile_setting_is_refused_or_harmless(
     except ModelError:
         return
     msgspec.msgpack.encode(manifest)
+
+
+@pytest.mark.parametrize("value", [3, "38", {}, [3, "8"], [None]], ids=str)
+def test_layers_for_images_that_are_no_list_of_layers_are_refused(value: object) -> None:
+    with pytest.raises(ModelError, match="no list of layers; download it again"):
+        image_layers({"model_type": "mllama_text_model", "cross_attention_layers": value})
 
 
 @pytest.mark.parametrize("value", HOSTILE, ids=str)

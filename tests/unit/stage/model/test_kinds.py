@@ -15,13 +15,19 @@ from swarm.cli.main import run as swarm
 from swarm.cli.up.models import resolve_models
 from swarm.config import Settings
 from swarm.errors import ModelError
-from swarm.stage.model.kinds import REFUSED, check_folder
+from swarm.stage.model.kinds import REFUSED, check_folder, read_settings
 
 NAMED: dict[str, tuple[dict[str, Any], str]] = {
     "encoder": ({"model_type": "bert"}, "models of kind bert can't be served: an encoder"),
     "both": ({"model_type": "t5"}, "models of kind t5 can't be served: an encoder with a decoder"),
     "both, of a kind that is not listed": ({"model_type": "bert-generation", "is_encoder_decoder": True}, "an encoder"),
-    "state": ({"model_type": "rwkv"}, "layers with a state between positions"),
+    "attention": ({"model_type": "inkling_text"}, "scores that depend on the query and the distance"),
+    "neither, though transformers has it": ({"model_type": "gte"}, "no model of this kind that continues a text"),
+    "a setting of the kind": ({"model_type": "doge", "is_moe": True}, "chosen by other tokens' scores"),
+    "a setting of the tower": (
+        {"model_type": "gemma3", "text_config": {"use_bidirectional_attention": True}},
+        "attention to later tokens",
+    ),
     "code": ({"model_type": "mine", "auto_map": {"AutoConfig": "x.Y"}}, "Swarm never runs a model's code"),
     "unknown": ({"model_type": "unheard-of"}, "has no models of kind unheard-of"),
     "format": ({"model_type": "llama", "quantization_config": {"quant_method": "exl2"}}, "quantized with EXL2"),
@@ -49,6 +55,7 @@ def test_each_command_gives_the_same_line(name: str, tmp_path: Path, capsys: pyt
     facts = inspect_model(folder)
     assert facts is not None
     assert facts.error == line
+    assert facts.is_refused
     for command, code in ((["models", "check", folder], 1), (["worker", "--model", folder], 78)):
         assert swarm(command) == code
         assert capsys.readouterr().err == f"swarm: {line}\n"
@@ -76,6 +83,17 @@ def test_served_kinds_pass(tmp_path: Path) -> None:
     """Also a configuration that names no kind: transformers knows what it is."""
     for config in ({"model_type": "llama"}, {"model_type": "deepseek_v3"}, {}):
         check_folder(folder_of(tmp_path, config))
+
+
+def test_a_kind_under_a_name_of_its_own_passes(tmp_path: Path) -> None:
+    """Kimi K2 is DeepSeek V3, for which transformers has code: that of the folder is not needed."""
+    settings = {"model_type": "kimi_k2", "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}}
+    check_folder(folder_of(tmp_path, settings))
+    assert read_settings(tmp_path)["model_type"] == "deepseek_v3"
+
+
+def test_a_tower_of_text_in_a_kind_that_is_not_listed_passes(tmp_path: Path) -> None:
+    check_folder(folder_of(tmp_path, {"model_type": "audioflamingo3", "text_config": {"model_type": "qwen2"}}))
 
 
 def test_no_kind_has_two_reasons() -> None:
