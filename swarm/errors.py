@@ -4,6 +4,7 @@
     ├── ConfigError            a setting is wrong: names the key, the value and the remedy
     ├── ModelError             a model can't be used: names the file or the part, and why
     │   ├── StageSetError      a set of layer ranges is not a pipeline (``kind`` names the broken rule)
+    │   ├── OutOfMemory        this machine has too little memory now, whatever the model
     │   └── UnservedModel      it is complete, but of a kind or format that Swarm does not serve
     ├── JournalError           the journal can't be opened, read or written: names the file and the remedy
     ├── DeviceError            a device computes wrong results: names what differs
@@ -57,6 +58,10 @@ class StageSetError(ModelError):
         self.kind = kind
 
 
+class OutOfMemory(ModelError):
+    """A model can't be checked now because this machine has too little memory."""
+
+
 class UnservedModel(ModelError):
     """A model of a kind or format that is not served, whatever its files."""
 
@@ -66,6 +71,8 @@ def refusing_model() -> Iterator[None]:
     """Raise ``UnservedModel`` for a ``ModelError`` that follows from the configuration alone."""
     try:
         yield
+    except OutOfMemory:
+        raise
     except ModelError as error:
         raise UnservedModel(str(error)) from None
 

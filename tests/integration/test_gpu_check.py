@@ -62,6 +62,7 @@ def test_all_tests_of_a_gpu_are_found(tool: ModuleType) -> None:
     assert "tests/model/test_kinds.py" not in found
 
 
+@pytest.mark.long
 def test_its_parts_run_on_a_cpu(tmp_path: Path) -> None:
     """Those without a swarm of processes: each ends well, with its figures."""
     parts = run(tmp_path, "--only", "facts,model,decode,pairs,stages")

@@ -22,7 +22,7 @@ from tests.faults.zygote import Zygote
 from tests.integration.processes import Processes, figures, some_tokens, stages_of
 from tests.model.models import load_whole, random_model
 
-KINDS = ("qwen3_next", "falcon_h1")
+KINDS = ("qwen3_next", pytest.param("falcon_h1", marks=pytest.mark.long))
 TOKENS = 60
 SLOW = "broker.dispatch=stall:0.2@1+"  # while a file exists, copies catch up on any machine
 SHORT, LONG = 2 * STATE_STRIDE + 100, 6 * STATE_STRIDE + 100

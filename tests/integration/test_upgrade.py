@@ -35,7 +35,10 @@ PROMPT = list(range(5, 25))
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-@pytest.fixture(scope="module", params=WHEELS)
+# The version before this one; the older ones under --long.
+@pytest.fixture(
+    scope="module", params=[3, *(pytest.param(version, marks=pytest.mark.long) for version in WHEELS if version < 3)]
+)
 def version(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 

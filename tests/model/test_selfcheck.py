@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from swarm.errors import ModelError
+from swarm.errors import ModelError, OutOfMemory
 from swarm.stage import native
 from swarm.stage.attention import tiles
 from swarm.stage.engine import forward, kernel_report, selfcheck
@@ -93,3 +93,18 @@ def test_our_own_kernels_are_given_up_before_the_model(monkeypatch: pytest.Monke
     monkeypatch.setattr(selfcheck, "_difference", lambda *_: 1.0)
     with pytest.raises(ModelError, match="whole"):
         selfcheck.check_cut(LLAMA)
+
+
+def test_a_lack_of_memory_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends with the other programs: the model is not called unserved, and our own kernels stay."""
+    text = "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 67108864 bytes."
+
+    def lack(*_: object) -> float:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(native, "_refusals", [])
+    monkeypatch.setattr(selfcheck, "_difference", lack)
+    for check in (selfcheck.check_cut, lambda config: selfcheck.check_kernels(config, "float32")):
+        with pytest.raises(OutOfMemory, match="too little memory to check the model"):
+            check(LLAMA)
+    assert native._refusals == []

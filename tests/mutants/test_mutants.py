@@ -20,6 +20,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from tests import untested
 from tests.mutants.mutant import Catcher, DoesNotApply, Edit, Mutant, mutate
@@ -31,6 +32,7 @@ NOT_TABLES = ("mutant", "forkserver", "play", "test_mutants")
 MIN_MUTANTS = 150
 NUM_SCHEDULES = 120
 NUM_UNCHANGED = 12
+SAMPLE = 5
 LIMIT_S = 200  # for one run; on an idle machine it takes less than a tenth of that
 NOTICED = (1, 3)  # exit codes: a test failed; a schedule broke a rule
 # Some plugins take longer to load than such a test takes.
@@ -47,6 +49,13 @@ def read_tables() -> list[Mutant]:
 
 
 MUTANTS = read_tables()
+
+
+def is_sampled(mutant: Mutant) -> bool:
+    """Tell whether the normal check runs this mutant: one of ``SAMPLE``, chosen by its text and that of the files it
+    changes, so that a change of a file draws others of its mutants. ``--long`` runs all."""
+    texts = [mutant.name, *((ROOT / path).read_text() for path in mutant.paths if (ROOT / path).is_file())]
+    return xxhash.xxh3_64_intdigest("\0".join(texts).encode()) % SAMPLE == 0
 
 
 @dataclass(frozen=True)
@@ -206,7 +215,13 @@ def test_what_the_copy_skips_is_not_noted(copy: Path, tmp_path: Path, monkeypatc
 # The mutants.
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        pytest.param(mutant, id=mutant.name, marks=[] if is_sampled(mutant) else [pytest.mark.long])
+        for mutant in MUTANTS
+    ],
+)
 def test_a_mutant_is_caught(mutant: Mutant, copy: Path, tmp_path: Path, server: ForkServer) -> None:
     """A failed test or a broken rule of the simulation catches it, not a crash of the run."""
     catcher = mutant.catcher

@@ -26,12 +26,12 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
-from swarm.errors import ModelError, refusing_model
+from swarm.errors import ModelError, OutOfMemory, refusing_model
 from swarm.stage import native
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.engine.forward import copy_to_array, run_batch
 from swarm.stage.engine.tiny import VOCABULARY, tiny_config
-from swarm.stage.executor import Batch
+from swarm.stage.executor import Batch, is_out_of_memory
 from swarm.stage.model import attention_variants, text_models
 from swarm.stage.model.build import DTYPES, ModelSkeleton, Stage, WeightLoader, build_unloaded, find_parts
 from swarm.stage.model.configuration import fix_rope
@@ -130,11 +130,20 @@ def _checked_difference(config: Any, dtype: str, numerics: Numerics = _AS_PLAIN,
     try:
         return _difference(_tiny_config_json(config), dtype, own, numerics, device)
     except _FAILURES as error:
-        short = " ".join(str(error).split())[:200]
         raise ModelError(
-            f"{type(config).__name__}: a tiny model of this kind could not be computed in stages ({short}), "
-            "so it can't be served"
+            f"{type(config).__name__}: a tiny model of this kind could not be computed in stages "
+            f"({_shown(error)}), so it can't be served"
         ) from None
+
+
+def _shown(error: Exception) -> str:
+    """Return a failure's text, shortened. Raises ``OutOfMemory`` if it says nothing about the model."""
+    short = " ".join(str(error).split())[:200]
+    if is_out_of_memory(error):
+        raise OutOfMemory(
+            f"this machine has too little memory to check the model with a tiny one ({short}); end other programs"
+        ) from None
+    return short
 
 
 def check_kernels(config: Any, dtype: str, numerics: Numerics = _AS_PLAIN) -> None:
@@ -148,7 +157,7 @@ def check_kernels(config: Any, dtype: str, numerics: Numerics = _AS_PLAIN) -> No
         try:
             difference = _difference(_tiny_config_json(config), dtype, True, numerics)
         except _FAILURES as error:
-            native.disable(f"they fail for {name}: {' '.join(str(error).split())[:200]}")
+            native.disable(f"they fail for {name}: {_shown(error)}")
         else:
             if difference <= allowed_difference(dtype, numerics):
                 return

@@ -44,7 +44,9 @@ def test_a_wrong_file_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(failure and "I16" in failure for failure in failures)
 
 
-@pytest.mark.parametrize("first_seed", [20, *(pytest.param(first, marks=schedules) for first in (0, 40, 60, 80))])
+@pytest.mark.parametrize(
+    "first_seed", [20, *(pytest.param(first, marks=[schedules, pytest.mark.long]) for first in (0, 40, 60, 80))]
+)
 def test_a_stage_that_reports_more_than_it_has_read(first_seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within what it was ordered to read, so that the next step fails there: no request is ever to blame for that."""
     monkeypatch.setattr(spill_shell, "WRONG_ANSWERS", 0.5)
