@@ -225,6 +225,7 @@ def test_what_is_noted_as_refused_is_refused_by_the_load_check(kind: str) -> Non
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)  # each kind in a process of its own
 def test_the_table_is_what_the_load_check_says() -> None:
     kinds = {kind: not families.check_alone(kind) for kind in families.causal_kinds()}
     assert [kind for kind, is_served in kinds.items() if is_served] == SERVED
