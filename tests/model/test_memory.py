@@ -23,7 +23,7 @@ QUANTIZED_OVERHEAD_BYTES = 32 << 20
 RESERVED_POSITIONS = 100_000
 
 _CHILD = """
-import ctypes, json, pathlib, sys
+import json, pathlib, sys
 from swarm.stage.shell.openmp import use_passive_waiting
 use_passive_waiting()
 import numpy as np, psutil
@@ -43,7 +43,6 @@ made = status("VmHWM") - start
 forget_peak()
 executor.measure()
 measuring = status("VmHWM") - start
-ctypes.CDLL(None).malloc_trim(0)  # what measuring has freed must not serve the load unseen
 forget_peak()
 before = resident()
 layers = LayerRange(4, 8)

@@ -6,6 +6,7 @@ shared. ``activate`` swaps the stages.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -211,6 +212,7 @@ class TorchExecutor:
 
     def measure(self) -> tuple[LayerCost, ...]:
         costs = measure_layer_costs(self._skeleton, self._kernels.formats, self.threads, self.threads_alone)
+        gc.collect()  # the measured layers refer to each other
         release_free_memory()
         return costs
 
