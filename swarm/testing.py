@@ -53,6 +53,7 @@ from swarm.wire.state_positions import positions_after_part
 STATE_BYTES = 8  # memory of a position in a layer
 _MASK = 2**64 - 1
 _FINITE = 0xBFFFFFFFBFFFFFFF  # Exponents below 128.
+_UNFINISHED = 0  # in place of the state of a position that a fence kept from being computed in all layers
 
 
 class ManualClock:
@@ -489,7 +490,7 @@ class FakeExecutor:
             for layer in done:
                 chain = self.chains[row.sequence].setdefault(layer, [])
                 self._move_state(row, layer)
-                chain[row.start :] = [0] * row.count  # nobody must read it
+                chain[row.start :] = [_UNFINISHED] * row.count  # nobody must read it
 
     def _move_state(self, row: Row, layer: int) -> None:
         """Replace the state before a row by the ones that it leaves."""
@@ -528,8 +529,8 @@ class FakeExecutor:
     def _compute_position(
         self, sequence: int, position: int, hidden: int, layers: LayerRange, change: tuple[int, Sight]
     ) -> int:
-        """Compute one position. States that are held already must be equal. ``change``: by the sequence's adapter, and
-        by its images."""
+        """Compute one position. States that are held already, and not left by a fence, must be equal. ``change``: by
+        the sequence's adapter, and by its images."""
         chains, (salt, sight) = self.chains[sequence], change
         if position >= self.limits[sequence]:
             raise IllegalMove(f"sequence {sequence} outgrows its limit {self.limits[sequence]}")
@@ -539,11 +540,11 @@ class FakeExecutor:
                 raise IllegalMove(f"sequence {sequence} layer {layer}: position {position}, held {len(chain)}")
             hidden = see(layer, hidden, sight) if sight is not NO_SIGHT else hidden
             state, hidden = fake_layer(layer + salt, chain[position - 1] if position else 0, hidden)
-            if position < len(chain):
+            if position < len(chain) and chain[position] != _UNFINISHED:
                 if chain[position] != state:
                     raise IllegalMove(f"sequence {sequence} layer {layer}: a replay differs at position {position}")
                 continue
-            chain.append(state)
+            chain[position:] = [state]
         if position % BLOCK == 0:
             self._check_capacity()
         return hidden

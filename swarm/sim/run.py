@@ -228,7 +228,7 @@ def _revoke(cluster: Cluster, submit: Submit) -> None:
 def _play(world: World, cluster: Cluster, schedule: Schedule) -> None:
     quiet_from = schedule.quiet_from
     may_pause = any(fault.kind in PAUSED for fault in schedule.faults)
-    recovered, progress, progressed_at = False, 0.0, quiet_from
+    recovered, were_kept_out, progress, progressed_at = False, False, 0.0, quiet_from
     look_at = quiet_from + CHECK_S
     while world.play_until(look_at, MAX_EVENTS):
         look_at += CHECK_S
@@ -236,7 +236,8 @@ def _play(world: World, cluster: Cluster, schedule: Schedule) -> None:
         # Disks are wrong after the last fault, too: a worker may be put out for its differences at any time.
         may_pause |= any(worker.num_removals for worker in cluster.broker.core.state.workers.values())
         limit_s = PAUSED_S if may_pause else RECOVERED_S
-        limit_s = KEPT_OUT_S if cluster.adapter_check.keeps_workers_out(cluster.broker.core.state) else limit_s
+        were_kept_out |= cluster.adapter_check.keeps_workers_out(cluster.broker.core.state)
+        limit_s = KEPT_OUT_S if were_kept_out else limit_s
         if not recovered and world.now > quiet_from + limit_s:
             cluster.check_members()  # raises, and names what is missing
         if cluster.has_recovered and _all_ended(cluster, schedule):

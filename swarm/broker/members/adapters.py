@@ -44,8 +44,8 @@ class AdapterManager:
         self._adapters = state.adapters
 
     def restore(self, snapshot: JournalSnapshot) -> None:
-        """Restore the set after a restart of the broker. Without its model it is of no use."""
-        if snapshot.adapters and snapshot.manifest is not None:
+        """Restore the set after a restart of the broker. The journal has the model only once there was a plan."""
+        if snapshot.adapters:
             self._adapters.entries, self._adapters.number = snapshot.adapters, 1
             self._adapters.dropped = dict.fromkeys(snapshot.dropped_adapters)
 
@@ -159,7 +159,8 @@ class AdapterManager:
         if hello.adapters and not adapters.number:
             adapters.number = 1  # a broker before this one ended in its first load: its workers drop that adapter
         former = adapters.candidates.pop(hello.incarnation, None)
-        order = None if base is None or base.difference(hello.manifest) is not None else adapters.order_for(hello)
+        is_other = not adapters.fit(hello.manifest) if base is None else base.difference(hello.manifest) is not None
+        order = None if is_other else adapters.order_for(hello)
         if order is None:
             adapters.ordered.pop(hello.incarnation, None)
             adapters.answers.pop(hello.incarnation, None)
@@ -177,12 +178,21 @@ class AdapterManager:
         """Handle the answer of a member, or of a worker that has failed to load what it must have to join."""
         if worker is not None:
             if message.number == self._adapters.number:
-                self._adapters.answers[worker.incarnation] = message
+                self._record_answer(worker, message)
                 self.advance(now)
             return
         candidate = self._adapters.candidates.get(peer.decode(errors="replace"))
         if candidate is not None and message.problem:
             self._on_problem(candidate, message.problem, now)
+
+    def _record_answer(self, worker: Worker, message: AdaptersSet) -> None:
+        """Record an answer to the latest order. Before it was a member, a worker may have got an order of this number
+        without the adapter that is being loaded, and have obeyed that one last: it is ordered again."""
+        wanted = {entry.name for entry in self._adapters.wanted}
+        if message.problem or wanted == {entry.name for entry in message.adapters}:
+            self._adapters.answers[worker.incarnation] = message
+        else:
+            self._adapters.answers.pop(worker.incarnation, None)
 
     def _on_problem(self, candidate: Candidate, problem: str, now: float) -> None:
         if candidate.fail(problem, now):

@@ -216,6 +216,8 @@ class WorkerAdmission:
                 )
         restart.confirm_model()
         if self._state.manifest is None:
+            if not self._state.adapters.fit(hello.manifest):
+                self._adapters.forget()
             self._state.set_manifest(hello.manifest)
             self._requests.durability.on_model_known(now)
 

@@ -79,6 +79,10 @@ class AdapterState:
         """What a worker must have to join: also what was dropped, while requests have it."""
         return tuple(entry for entry in self.entries if self.dropped.get(entry.key) is None)
 
+    def fit(self, manifest: Manifest) -> bool:
+        """Whether the set may be this model's, as far as sizes tell."""
+        return all(len(entry.layer_bytes) == manifest.num_layers for entry in self.entries)
+
     def order_for(self, hello: Hello) -> tuple[AdapterEntry, ...] | None:
         """Return what a worker loads before it joins; None if it lacks nothing. One that was dropped is loaded after
         the others and by itself, so that a problem of the load is known to be one of this adapter."""

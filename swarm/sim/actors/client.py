@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from swarm.client import events as client_event
 from swarm.client.session import Session
-from swarm.errors import ClientError, Overloaded, Unavailable
+from swarm.errors import ClientError, InvalidRequest, Overloaded, Unavailable
 from swarm.sim.actors.environment import Environment
 from swarm.sim.network import SimLink
 from swarm.wire.messages import Accepted, ClientMessage, Finished, ServerMessage, Submit, Tokens
@@ -180,6 +180,8 @@ class ClientNode:
         retry_after_s = self._retry_after_s(request_id, error)
         if retry_after_s is None or submit is None or request_id in self._cluster.audit.abandoned:
             self._cluster.audit.on_failed(request_id, error)
+            if isinstance(error, InvalidRequest):  # its caller is gone, and a second submission may still be on its way
+                self._cluster.audit.abandoned.add(request_id)
         else:
             self._world.schedule(retry_after_s, lambda: self.submit(submit))
 

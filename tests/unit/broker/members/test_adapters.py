@@ -152,6 +152,20 @@ def test_an_answer_to_an_earlier_order_does_not_count(bench: Bench) -> None:
     assert body["state"] == "loaded"
 
 
+def test_an_answer_without_the_adapter_to_load_does_not_count(bench: Bench) -> None:
+    """A worker obeys an order from before it was a member last, which has the same number and not that adapter."""
+    bench.serve()
+    bench.say(LOAD)
+    answer(bench, "w0", entry())
+    answer(bench, "w1")
+    bench.take()
+    bench.tick(RESEND_S + 0.2)
+    assert list(ordered(bench)) == ["w1"]
+    answer(bench, "w1", entry())
+    (body,) = reports(bench)
+    assert body["state"] == "loaded"
+
+
 def test_a_drop_waits_for_the_load_under_way(bench: Bench) -> None:
     """Its answers would not count any more if the order changed."""
     loaded(bench)
@@ -449,6 +463,22 @@ def test_a_restarted_broker_has_the_adapters_of_the_journal(make_bench: MakeBenc
     assert bench.state.workers == {}
     bench.tell("w0", bench.workers["w0"].hello(adapters=(entry(),)))
     assert "w0.1" in bench.state.workers
+
+
+def test_a_broker_that_restarts_before_the_first_plan_has_them_too(make_bench: MakeBench) -> None:
+    """The journal has no model then: the first worker brings it. A model of another size needs none of them."""
+    past = JournalSnapshot(adapters=(entry(),), workers=())
+    bench = make_bench(settings(), past)
+    bench.join("w0")
+    assert ordered(bench) == {"w0": SetAdapters(number=1, adapters=(entry(),))}
+    assert bench.state.workers == {}
+    bench.tell("w0", bench.workers["w0"].hello(adapters=(entry(),)))
+    assert bench.state.adapters.entries == (entry(),)
+    bench = make_bench(settings(), past)
+    other = fake_manifest(num_layers=MODEL.num_layers + 1)
+    bench.join("w0", manifest=other)
+    assert bench.state.manifest == other
+    assert bench.state.adapters.entries == ()
 
 
 def test_what_was_dropped_stays_dropped_after_a_restart(make_bench: MakeBench) -> None:
