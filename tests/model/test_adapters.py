@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import shutil
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +15,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 from pydantic import ValidationError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from swarm.config.worker import WorkerSettings
 from swarm.errors import IllegalMove, ModelError
@@ -227,6 +229,41 @@ def test_what_is_no_plain_lora_is_refused(
         problem = "gives model.layers.0.self_attn.q_proj rank 2, adapter_model.safetensors has 3"
     with pytest.raises(ModelError, match=problem):
         TorchExecutor(str(llama), dtype="float32", memory_limit=MANY, adapters={"a": str(adapter)})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        ("float32", math.nan),
+        ("float32", math.inf),
+        ("float16", -math.inf),
+        ("bfloat16", math.nan),
+        ("float64", math.inf),
+        ("float64", 1e300),
+    ],
+)
+def test_weights_that_are_not_finite_are_refused(llama: Path, tmp_path: Path, dtype: str, value: float) -> None:
+    """At the start and at run time: rows that name the adapter would have no results. Of float64, also what is infinite
+    in float32; the largest number is served."""
+    folder = make_adapter(tmp_path / "a", llama, seed=1)
+    path = folder / "adapter_model.safetensors"
+    kind = getattr(torch, dtype)
+    tensors = {name: tensor.to(kind) for name, tensor in load_file(path).items()}
+    broken = next(name for name in reversed(tensors) if ".lora_B." in name)
+    tensors[broken][1, 2] = min(torch.finfo(kind).max, torch.finfo(torch.float32).max)
+    save_file(tensors, path)
+    executor = ready(llama, {})
+    entry = AdapterEntry("red", str(folder))
+    executor.drop_adapters((executor.load_adapters((entry,))[0].key,))
+    tensors[broken][1, 2] = value
+    save_file(tensors, path)
+    message = (
+        rf"a/adapter_model\.safetensors has NaN or infinite values in {re.escape(broken)}; load another checkpoint"
+    )
+    with pytest.raises(ModelError, match=message):
+        executor.load_adapters((entry,))
+    with pytest.raises(ModelError, match=message):
+        TorchExecutor(str(llama), dtype="float32", memory_limit=MANY, adapters={"red": str(folder)})
 
 
 def test_a_bad_name_or_folder_is_refused(llama: Path, tmp_path: Path) -> None:

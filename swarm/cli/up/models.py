@@ -65,9 +65,10 @@ def resolve_draft(settings: Settings) -> str | None:
 def with_adapters(settings: Settings) -> Settings:
     """Return the settings with the commit of each adapter on a hub, so that all workers load the same files.
 
-    Raises ``ModelError`` for one that can't be served by its configuration, once instead of in each worker.
+    Raises ``ModelError`` for one that can't be served by its configuration or the values of its weights, once instead
+    of in each worker.
     """
-    from swarm.stage.model.adapter_files import check_number, locate_adapter, read_adapter_config
+    from swarm.stage.model.adapter_files import check_number, check_values, locate_adapter, read_adapter_config
 
     check_number(len(settings.worker.adapters))
     resolved = []
@@ -75,6 +76,7 @@ def with_adapters(settings: Settings) -> Settings:
         name, _, source = adapter.partition("=")
         folder, source = locate_adapter(source)
         read_adapter_config(folder)
+        check_values(folder)
         resolved.append(f"{name}={source}")
     worker = settings.worker.model_copy(update={"adapters": tuple(resolved)})
     return settings.model_copy(update={"worker": worker})

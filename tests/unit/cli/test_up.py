@@ -5,9 +5,11 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import json
+import math
 import os
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
@@ -156,15 +158,22 @@ def test_adapters_are_checked_before_workers_see_them(tmp_path: Path) -> None:
     config.write_text(json.dumps({"peft_type": "LORA"}))
     with pytest.raises(ModelError, match=r"has no adapter_model\.safetensors"):
         with_adapters(settings)
-    (tmp_path / "adapter_model.safetensors").touch()
+    module = "base_model.model.model.layers.0.mlp.up_proj"
+    intact = safetensors(f"{module}.lora_A.weight", f"{module}.lora_B.weight")
+    weights = tmp_path / "adapter_model.safetensors"
+    weights.write_bytes(intact)
     assert with_adapters(settings) == settings
+    weights.write_bytes(intact[:-4] + struct.pack("<f", math.nan))
+    message = rf"has NaN or infinite values in {module}\.lora_B\.weight; load another checkpoint of this adapter"
+    with pytest.raises(ModelError, match=message):
+        with_adapters(settings)
 
 
 def test_all_workers_get_the_commit_of_an_adapter_on_a_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / COMMIT
     folder.mkdir()
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
-    (folder / "adapter_model.safetensors").touch()
+    (folder / "adapter_model.safetensors").write_bytes(safetensors("a"))
     monkeypatch.setattr(adapter_lookup, "look_up_adapter", lambda _: folder)
     settings = with_adapters(settings_with("red=owner/name@main"))
     assert settings.worker.adapters == (f"red=owner/name@{COMMIT}",)
