@@ -270,8 +270,12 @@ def test_a_bad_name_or_folder_is_refused(llama: Path, tmp_path: Path) -> None:
     for text in ("a b=x", "a", "a=", "=x"):
         with pytest.raises(ValidationError, match="is not NAME=DIR, where NAME has letters"):
             WorkerSettings(adapters=(text,))
+    with pytest.raises(ValidationError, match="two adapters are called a, and requests select one by its name"):
+        WorkerSettings(adapters=("a=x", "b=x", "a=y"))
     with pytest.raises(ModelError, match=r"adapter_config\.json is missing; an adapter is a folder in peft's format"):
         TorchExecutor(str(llama), adapters={"a": str(tmp_path)})
+    with pytest.raises(ModelError, match=f"an adapter is called {llama.name}, as the model is, so that no request"):
+        TorchExecutor(str(llama), adapters={llama.name: str(tmp_path)})
 
 
 def test_adapters_are_loaded_and_dropped_while_layers_are_in_use(llama: Path, adapters: dict[str, str]) -> None:

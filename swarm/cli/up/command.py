@@ -166,7 +166,7 @@ def up(
     if several:
         _refuse_parts_of_one_model(settings)
     models, draft_path = resolve_models(settings, several), resolve_draft(settings)
-    settings = with_adapters(settings) if workers or gpu else settings
+    settings = with_adapters(settings, models[0].name) if workers or gpu else settings
     addresses = resolve_own(settings.broker.listen)
     num_ports = NUM_AUTH_PORTS if addresses else NUM_PORTS
     ports = range(settings.broker.port, settings.broker.port + num_ports * len(models))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,11 @@ def check_finite(tensor: StoredTensor, stored: npt.NDArray[np.uint8]) -> None:
         )
 
 
-def check_number(num_adapters: int) -> None:
-    """Raise ``ModelError`` if a swarm can't have this number of adapters."""
-    if num_adapters > MAX_ADAPTERS:
-        raise ModelError(f"a swarm has at most {MAX_ADAPTERS} adapters, not {num_adapters}")
+def check_names(names: Collection[str], model: str) -> None:
+    """Raise ``ModelError`` if a swarm of this model can't have adapters of these names."""
+    if len(names) > MAX_ADAPTERS:
+        raise ModelError(f"a swarm has at most {MAX_ADAPTERS} adapters, not {len(names)}")
+    if model in names:
+        raise ModelError(
+            f"an adapter is called {model}, as the model is, so that no request could select it: rename the adapter"
+        )

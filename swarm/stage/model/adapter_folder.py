@@ -26,7 +26,7 @@ from swarm.stage.model.adapter_files import (
     CONFIG,
     WEIGHTS,
     check_finite,
-    check_number,
+    check_names,
     locate_adapter,
     read_adapter_config,
 )
@@ -194,7 +194,8 @@ def _pattern_value(config: Mapping[str, Any], patterns: str, default: str, modul
     return config.get(default, 8)
 
 
-def open_adapters(folders: Mapping[str, str]) -> tuple[AdapterFolder, ...]:
-    """Open adapters by name, in the order of their names: from folders, or names on a hub. Raises ``ModelError``."""
-    check_number(len(folders))
+def open_adapters(folders: Mapping[str, str], model: str) -> tuple[AdapterFolder, ...]:
+    """Open adapters of the model of this name, in the order of their names: from folders, or names on a hub. Raises
+    ``ModelError``."""
+    check_names(folders, model)
     return tuple(AdapterFolder(name, folders[name]) for name in sorted(folders))
