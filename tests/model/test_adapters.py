@@ -193,6 +193,23 @@ def test_an_adapter_of_a_module_that_can_t_be_adapted_is_refused(
         executor.load_adapters((AdapterEntry("red", folder),))
 
 
+@pytest.mark.parametrize(("kind", "target"), [("mixtral", "w2"), ("qwen3_moe", "down_proj")])
+def test_an_adapter_of_experts_is_refused_as_such(
+    llama: Path, save: Save, tmp_path: Path, kind: str, target: str
+) -> None:
+    """At the start and at run time; a model without experts lacks them."""
+    model = save(named_config(kind))
+    folder = str(make_adapter(tmp_path / "a", model, seed=1, targets=(target,)))
+    message = rf"changes model\.layers\.0\.\w+\.experts\.0\.{target}, and experts can't be adapted; serve the merged"
+    with pytest.raises(ModelError, match=message):
+        ready(model, {"a": folder}, LayerRange(0, 6))
+    executor = ready(model, {}, LayerRange(0, 6))
+    with pytest.raises(ModelError, match=message):
+        executor.load_adapters((AdapterEntry("red", folder),))
+    with pytest.raises(ModelError, match=rf"experts\.0\.{target}, which the model does not have"):
+        ready(llama, {"a": folder})
+
+
 def test_an_adapter_that_is_not_loaded_is_never_left_out(llama: Path, adapters: dict[str, str]) -> None:
     executor = ready(llama, adapters)
     executor.open(1, 64)
@@ -274,6 +291,9 @@ def test_a_bad_name_or_folder_is_refused(llama: Path, tmp_path: Path) -> None:
         WorkerSettings(adapters=("a=x", "b=x", "a=y"))
     with pytest.raises(ModelError, match=r"adapter_config\.json is missing; an adapter is a folder in peft's format"):
         TorchExecutor(str(llama), adapters={"a": str(tmp_path)})
+    for source in (f"{tmp_path}/none", "none", "owner/name:Q4_K_M"):
+        with pytest.raises(ModelError, match=f"there is no directory {source}; an adapter is a folder in peft"):
+            TorchExecutor(str(llama), adapters={"a": source})
     with pytest.raises(ModelError, match=f"an adapter is called {llama.name}, as the model is, so that no request"):
         TorchExecutor(str(llama), adapters={llama.name: str(tmp_path)})
 

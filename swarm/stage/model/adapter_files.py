@@ -39,10 +39,14 @@ _EXPONENT_BITS = {"F32": ("u4", 0x7F800000), "F16": ("u2", 0x7C00), "BF16": ("u2
 
 def locate_adapter(source: str) -> tuple[Path, str]:
     """Return an adapter's folder: a local one, or that of a name in the hub's cache, which is filled first; and the
-    source, of a name on the hub with the commit."""
+    source, of a name on the hub with the commit. Raises ``ModelError``."""
     path, name = Path(source).expanduser(), parse_name(source)
-    if path.is_dir() or name is None or name.has_choice:
+    if path.is_dir():
         return path, source
+    if name is None or name.has_choice:
+        raise ModelError(
+            f"there is no directory {source}; an adapter is a folder in peft's format, or owner/name on the hub"
+        )
     try:
         from swarm.hub.adapter_lookup import look_up_adapter  # noqa: PLC0415 (slow to load, and seldom needed)
     except ImportError:

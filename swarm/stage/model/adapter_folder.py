@@ -74,6 +74,10 @@ class AdapterFolder:
             try:
                 part = model.get_submodule(module) if module.startswith(f"{layers}.") else None
             except AttributeError:
+                if _is_expert(module) and any(_is_expert(name) for name, _ in model.named_modules()):
+                    raise ModelError(
+                        f"{self._described} changes {module}, and experts can't be adapted; serve the merged weights"
+                    ) from None
                 raise ModelError(f"{self._described} changes {module}, which the model does not have") from None
             if not isinstance(part, nn.Linear):
                 raise ModelError(
@@ -177,6 +181,11 @@ def _digest(module: str, down: torch.Tensor, up: torch.Tensor, scale: float) -> 
     for tensor in (down, up):
         digest.update(_stored_bytes(tensor).tobytes())
     return digest.hexdigest()
+
+
+def _is_expert(module: str) -> bool:
+    """Whether this is a path into a mixture's experts, which the model computes as one module."""
+    return "experts" in module.split(".")
 
 
 def _stored_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:

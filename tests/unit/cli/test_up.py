@@ -87,7 +87,7 @@ def test_help_is_light() -> None:
     ("arguments", "code", "words"),
     [
         (["up", "--model", "/no/such/model"], 1, "there is no directory /no/such/model"),
-        (["up", "--adapter", "red=/no/such/adapter"], 1, "/no/such/adapter/adapter_config.json is missing"),
+        (["up", "--adapter", "red=/no/such/adapter"], 1, "there is no directory /no/such/adapter;"),
         (["up", "--adapter", "village=/"], 1, "an adapter is called village, as the model is"),
         (["up", "--adapter", "red=/", "--adapter", "red=/tmp"], 2, "requests select one by its name: rename one (try"),
         (["worker", "--adapter", "red=/", "--adapter", "red=/tmp"], 78, "two adapters are called red"),
