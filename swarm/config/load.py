@@ -193,7 +193,7 @@ def _explain(error: ErrorDetails, layers: list[_Layer]) -> str:
 
 def _error_text(key: str, value: object, problem: str, layers: list[_Layer]) -> str:
     default = get(defaults(), key)
-    remedy = "" if default is None or isinstance(default, dict) else f"; the default is {default}"
+    remedy = "" if default in (None, []) or isinstance(default, dict) else f"; the default is {default}"
     return f"the setting {key} = {value!r} from {_origin(key, layers)} is wrong: {problem}{remedy}"
 
 

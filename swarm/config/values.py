@@ -122,11 +122,18 @@ def check_adapter(text: str) -> str:
     return text
 
 
+def _check_adapter_names(adapters: tuple[str, ...]) -> tuple[str, ...]:
+    names = [adapter.partition("=")[0] for adapter in adapters]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"two adapters are called {min(twice)}, and requests select one by its name: rename one")
+    return adapters
+
+
 Host = Annotated[str, AfterValidator(_check_loopback)]
 Address = Annotated[str, AfterValidator(_check_address)]
 AddressOrAuto = Annotated[str, AfterValidator(_check_address_or_auto)]
 AddressOrNone = Annotated[str, AfterValidator(_check_address_or_none)]
-Adapter = Annotated[str, AfterValidator(check_adapter)]
+Adapters = Annotated[tuple[Annotated[str, AfterValidator(check_adapter)], ...], AfterValidator(_check_adapter_names)]
 ListenAddress = Annotated[str, AfterValidator(_check_listen)]
 Network = Annotated[str, AfterValidator(_check_network)]
 AdvertisedAddress = Annotated[str, AfterValidator(_check_advertised)]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ByteSize, Field
 
-from swarm.config.values import Adapter, AddressOrAuto, AddressOrNone, PortRange, Seconds, Section, WeightGroup
+from swarm.config.values import Adapters, AddressOrAuto, AddressOrNone, PortRange, Seconds, Section, WeightGroup
 
 MAX_WORKER_NAME = 119  # its incarnation appends nine characters, and names in messages have at most 128
 
@@ -59,7 +59,7 @@ class WorkerSettings(Section):
         description="Load the vision tower of a model that has one, the same for all workers of the swarm. false: text "
         "only, which saves the tower's memory on the first stage.",
     )
-    adapters: tuple[Adapter, ...] = Field(
+    adapters: Adapters = Field(
         default=(),
         description="LoRA adapters, the same for all workers of the swarm: NAME=DIR, a folder in peft's format, or "
         "a name on a hub. A request names one as its model. Each takes memory in every layer that it changes.",

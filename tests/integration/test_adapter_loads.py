@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -89,9 +90,15 @@ async def test_an_adapter_comes_and_goes_while_others_are_answered(
 async def test_a_load_that_one_worker_refuses_changes_nothing(
     client: AsyncClient, processes: Processes, tmp_path: Path
 ) -> None:
+    """Neither the answers nor the workers: of no adapter, and of one without finite weights."""
     plain = await answer(client, "")
+    workers = {row["name"] for row in (await client.query("nodes"))["workers"]}
     with pytest.raises(RequestFailed, match=r"red was not loaded: worker \S+: .*adapter_config\.json is missing"):
         await client.load_adapter("red", str(tmp_path))
+    diverged = make_adapter(tmp_path / "diverged", DEMO, seed=1, size=math.inf)
+    with pytest.raises(RequestFailed, match=r"red was not loaded: worker \S+: .* has NaN or infinite values in "):
+        await client.load_adapter("red", str(diverged))
+    assert {row["name"] for row in (await client.query("nodes"))["workers"]} == workers
     assert (await client.adapters())["adapters"] == []
     assert await answer(client, "") == plain
 

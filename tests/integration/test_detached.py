@@ -137,6 +137,14 @@ def test_a_wrong_model_fails_with_one_line(terminal: Terminal) -> None:
     terminal.until_empty()
 
 
+def test_a_wrong_command_line_has_the_same_exit_code_as_without_detach(terminal: Terminal) -> None:
+    arguments = ("up", "--model", "a", "--model", "b", "--adapter", "red=c")
+    code, _, error = terminal.run(*arguments, "--detach")
+    assert (code, error.count("\n")) == (2, 1)
+    assert "adapters go with one model: give one --model, or no adapter" in error
+    assert terminal.run(*arguments) == (code, "", error)
+
+
 def test_without_a_state_directory_it_fails_with_one_line(terminal: Terminal) -> None:
     terminal.environment["XDG_STATE_HOME"] = os.devnull
     code, _, error = terminal.run("up", "--detach", "--workers", "0", "--no-http", "--port", str(free_ports(2)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import shutil
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +15,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 from pydantic import ValidationError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from swarm.config.worker import WorkerSettings
 from swarm.errors import IllegalMove, ModelError
@@ -191,6 +193,23 @@ def test_an_adapter_of_a_module_that_can_t_be_adapted_is_refused(
         executor.load_adapters((AdapterEntry("red", folder),))
 
 
+@pytest.mark.parametrize(("kind", "target"), [("mixtral", "w2"), ("qwen3_moe", "down_proj")])
+def test_an_adapter_of_experts_is_refused_as_such(
+    llama: Path, save: Save, tmp_path: Path, kind: str, target: str
+) -> None:
+    """At the start and at run time; a model without experts lacks them."""
+    model = save(named_config(kind))
+    folder = str(make_adapter(tmp_path / "a", model, seed=1, targets=(target,)))
+    message = rf"changes model\.layers\.0\.\w+\.experts\.0\.{target}, and experts can't be adapted; serve the merged"
+    with pytest.raises(ModelError, match=message):
+        ready(model, {"a": folder}, LayerRange(0, 6))
+    executor = ready(model, {}, LayerRange(0, 6))
+    with pytest.raises(ModelError, match=message):
+        executor.load_adapters((AdapterEntry("red", folder),))
+    with pytest.raises(ModelError, match=rf"experts\.0\.{target}, which the model does not have"):
+        ready(llama, {"a": folder})
+
+
 def test_an_adapter_that_is_not_loaded_is_never_left_out(llama: Path, adapters: dict[str, str]) -> None:
     executor = ready(llama, adapters)
     executor.open(1, 64)
@@ -229,12 +248,54 @@ def test_what_is_no_plain_lora_is_refused(
         TorchExecutor(str(llama), dtype="float32", memory_limit=MANY, adapters={"a": str(adapter)})
 
 
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        ("float32", math.nan),
+        ("float32", math.inf),
+        ("float16", -math.inf),
+        ("bfloat16", math.nan),
+        ("float64", math.inf),
+        ("float64", 1e300),
+    ],
+)
+def test_weights_that_are_not_finite_are_refused(llama: Path, tmp_path: Path, dtype: str, value: float) -> None:
+    """At the start and at run time: rows that name the adapter would have no results. Of float64, also what is infinite
+    in float32; the largest number is served."""
+    folder = make_adapter(tmp_path / "a", llama, seed=1)
+    path = folder / "adapter_model.safetensors"
+    kind = getattr(torch, dtype)
+    tensors = {name: tensor.to(kind) for name, tensor in load_file(path).items()}
+    broken = next(name for name in reversed(tensors) if ".lora_B." in name)
+    tensors[broken][1, 2] = min(torch.finfo(kind).max, torch.finfo(torch.float32).max)
+    save_file(tensors, path)
+    executor = ready(llama, {})
+    entry = AdapterEntry("red", str(folder))
+    executor.drop_adapters((executor.load_adapters((entry,))[0].key,))
+    tensors[broken][1, 2] = value
+    save_file(tensors, path)
+    message = (
+        rf"a/adapter_model\.safetensors has NaN or infinite values in {re.escape(broken)}; load another checkpoint"
+    )
+    with pytest.raises(ModelError, match=message):
+        executor.load_adapters((entry,))
+    with pytest.raises(ModelError, match=message):
+        TorchExecutor(str(llama), dtype="float32", memory_limit=MANY, adapters={"red": str(folder)})
+
+
 def test_a_bad_name_or_folder_is_refused(llama: Path, tmp_path: Path) -> None:
     for text in ("a b=x", "a", "a=", "=x"):
         with pytest.raises(ValidationError, match="is not NAME=DIR, where NAME has letters"):
             WorkerSettings(adapters=(text,))
+    with pytest.raises(ValidationError, match="two adapters are called a, and requests select one by its name"):
+        WorkerSettings(adapters=("a=x", "b=x", "a=y"))
     with pytest.raises(ModelError, match=r"adapter_config\.json is missing; an adapter is a folder in peft's format"):
         TorchExecutor(str(llama), adapters={"a": str(tmp_path)})
+    for source in (f"{tmp_path}/none", "none", "owner/name:Q4_K_M"):
+        with pytest.raises(ModelError, match=f"there is no directory {source}; an adapter is a folder in peft"):
+            TorchExecutor(str(llama), adapters={"a": source})
+    with pytest.raises(ModelError, match=f"an adapter is called {llama.name}, as the model is, so that no request"):
+        TorchExecutor(str(llama), adapters={llama.name: str(tmp_path)})
 
 
 def test_adapters_are_loaded_and_dropped_while_layers_are_in_use(llama: Path, adapters: dict[str, str]) -> None:

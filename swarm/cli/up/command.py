@@ -159,14 +159,14 @@ def up(
     }
     _refuse_contradictions(context)
     settings = load_settings(context, config, overrides)
-    require_packages("broker", *(["worker"] if workers else []))
-    if is_detached:
-        redirect_output()
     several = model if model and len(model) > 1 else []
     if several:
         _refuse_parts_of_one_model(settings)
+    require_packages("broker", *(["worker"] if workers else []))
+    if is_detached:
+        redirect_output()  # from here on, an error has exit code 1; a wrong command line has 2
     models, draft_path = resolve_models(settings, several), resolve_draft(settings)
-    settings = with_adapters(settings) if workers or gpu else settings
+    settings = with_adapters(settings, models[0].name) if workers or gpu else settings
     addresses = resolve_own(settings.broker.listen)
     num_ports = NUM_AUTH_PORTS if addresses else NUM_PORTS
     ports = range(settings.broker.port, settings.broker.port + num_ports * len(models))

@@ -62,19 +62,21 @@ def resolve_draft(settings: Settings) -> str | None:
     return _resolve(settings.broker.draft, AS_STORED).location
 
 
-def with_adapters(settings: Settings) -> Settings:
+def with_adapters(settings: Settings, model: str) -> Settings:
     """Return the settings with the commit of each adapter on a hub, so that all workers load the same files.
 
-    Raises ``ModelError`` for one that can't be served by its configuration, once instead of in each worker.
+    Raises ``ModelError`` for one that can't be served by its configuration or the values of its weights, or that is
+    called as the model is, once instead of in each worker.
     """
-    from swarm.stage.model.adapter_files import check_number, locate_adapter, read_adapter_config
+    from swarm.stage.model.adapter_files import check_names, check_values, locate_adapter, read_adapter_config
 
-    check_number(len(settings.worker.adapters))
+    sources = dict(adapter.split("=", 1) for adapter in settings.worker.adapters)
+    check_names(sources, model)
     resolved = []
-    for adapter in settings.worker.adapters:
-        name, _, source = adapter.partition("=")
-        folder, source = locate_adapter(source)
+    for name, given in sources.items():
+        folder, source = locate_adapter(given)
         read_adapter_config(folder)
+        check_values(folder)
         resolved.append(f"{name}={source}")
     worker = settings.worker.model_copy(update={"adapters": tuple(resolved)})
     return settings.model_copy(update={"worker": worker})

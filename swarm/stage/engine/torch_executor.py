@@ -132,7 +132,7 @@ class TorchExecutor:
         self.threads_alone = threads_alone or max(self.threads, cores.num_available())
         torch.set_num_threads(self.threads)
         cores.expect_threads(self.threads, self.threads_alone)
-        opened = open_adapters(adapters)  # before the model's kernels, which take seconds
+        opened = open_adapters(adapters, self._checkpoint.name)  # before the model's kernels, which take seconds
         self._kernels = ModelKernels(self._checkpoint, self._device, self._dtype_name)
         self._skeleton, self._source = self._kernels.skeleton, self._kernels.source
         manifest = self._kernels.add_states(self._checkpoint.manifest(self._dtype_name))

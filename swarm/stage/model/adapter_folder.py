@@ -14,13 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import xxhash
 from torch import nn
 
 from swarm.errors import ModelError
 from swarm.hub.headers import StoredTensor, read_header
-from swarm.stage.model.adapter_files import CONFIG, WEIGHTS, check_number, locate_adapter, read_adapter_config
+from swarm.stage.model.adapter_files import (
+    CONFIG,
+    WEIGHTS,
+    check_finite,
+    check_names,
+    locate_adapter,
+    read_adapter_config,
+)
 from swarm.stage.model.text_tower import choose_names
 from swarm.stage.native.adapters import LowRank
 from swarm.stage.quantization.reading import read_tensor
@@ -65,6 +74,10 @@ class AdapterFolder:
             try:
                 part = model.get_submodule(module) if module.startswith(f"{layers}.") else None
             except AttributeError:
+                if _is_expert(module) and any(_is_expert(name) for name, _ in model.named_modules()):
+                    raise ModelError(
+                        f"{self._described} changes {module}, and experts can't be adapted; serve the merged weights"
+                    ) from None
                 raise ModelError(f"{self._described} changes {module}, which the model does not have") from None
             if not isinstance(part, nn.Linear):
                 raise ModelError(
@@ -156,16 +169,27 @@ def _read_module(
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
         raise ModelError(f"{folder / CONFIG} has no usable lora_alpha")
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    digest = _digest(plain, read_tensor(tensors["A"]), read_tensor(tensors["B"]), scale)
-    return _AdaptedModule(tensors["A"], tensors["B"], scale, digest)
+    down, up = read_tensor(tensors["A"]), read_tensor(tensors["B"])
+    check_finite(tensors["A"], _stored_bytes(down))
+    check_finite(tensors["B"], _stored_bytes(up))
+    return _AdaptedModule(tensors["A"], tensors["B"], scale, _digest(plain, down, up, scale))
 
 
 def _digest(module: str, down: torch.Tensor, up: torch.Tensor, scale: float) -> str:
     described = f"{module} {down.dtype} {[*down.shape]} {up.dtype} {[*up.shape]} {scale!r}"
     digest = xxhash.xxh3_128(described.encode())
     for tensor in (down, up):
-        digest.update(tensor.view(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(_stored_bytes(tensor).tobytes())
     return digest.hexdigest()
+
+
+def _is_expert(module: str) -> bool:
+    """Whether this is a path into a mixture's experts, which the model computes as one module."""
+    return "experts" in module.split(".")
+
+
+def _stored_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
+    return tensor.view(-1).view(torch.uint8).numpy()
 
 
 def _pattern_value(config: Mapping[str, Any], patterns: str, default: str, module: str) -> Any:
@@ -179,7 +203,8 @@ def _pattern_value(config: Mapping[str, Any], patterns: str, default: str, modul
     return config.get(default, 8)
 
 
-def open_adapters(folders: Mapping[str, str]) -> tuple[AdapterFolder, ...]:
-    """Open adapters by name, in the order of their names: from folders, or names on a hub. Raises ``ModelError``."""
-    check_number(len(folders))
+def open_adapters(folders: Mapping[str, str], model: str) -> tuple[AdapterFolder, ...]:
+    """Open adapters of the model of this name, in the order of their names: from folders, or names on a hub. Raises
+    ``ModelError``."""
+    check_names(folders, model)
     return tuple(AdapterFolder(name, folders[name]) for name in sorted(folders))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import fcntl
 import importlib.util
 import json
+import math
 import os
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
@@ -85,7 +87,10 @@ def test_help_is_light() -> None:
     ("arguments", "code", "words"),
     [
         (["up", "--model", "/no/such/model"], 1, "there is no directory /no/such/model"),
-        (["up", "--adapter", "red=/no/such/adapter"], 1, "/no/such/adapter/adapter_config.json is missing"),
+        (["up", "--adapter", "red=/no/such/adapter"], 1, "there is no directory /no/such/adapter;"),
+        (["up", "--adapter", "village=/"], 1, "an adapter is called village, as the model is"),
+        (["up", "--adapter", "red=/", "--adapter", "red=/tmp"], 2, "requests select one by its name: rename one (try"),
+        (["worker", "--adapter", "red=/", "--adapter", "red=/tmp"], 78, "two adapters are called red"),
         (["up", "--workers", "-1"], 2, "--workers"),
         (["up", "--device", "abacus", "--workers", "0"], 2, "worker.device = 'abacus'"),
         (["up", "--memory-limit", "plenty"], 2, "worker.memory_limit = 'plenty'"),
@@ -148,25 +153,32 @@ def settings_with(adapter: str) -> Settings:
 def test_adapters_are_checked_before_workers_see_them(tmp_path: Path) -> None:
     settings = settings_with(f"red={tmp_path}")
     with pytest.raises(ModelError, match=r"adapter_config\.json is missing; an adapter is a folder in peft's format"):
-        with_adapters(settings)
+        with_adapters(settings, "m")
     config = tmp_path / "adapter_config.json"
     config.write_text(json.dumps({"peft_type": "LORA", "use_dora": True}))
     with pytest.raises(ModelError, match="an adapter with DoRA"):
-        with_adapters(settings)
+        with_adapters(settings, "m")
     config.write_text(json.dumps({"peft_type": "LORA"}))
     with pytest.raises(ModelError, match=r"has no adapter_model\.safetensors"):
-        with_adapters(settings)
-    (tmp_path / "adapter_model.safetensors").touch()
-    assert with_adapters(settings) == settings
+        with_adapters(settings, "m")
+    module = "base_model.model.model.layers.0.mlp.up_proj"
+    intact = safetensors(f"{module}.lora_A.weight", f"{module}.lora_B.weight")
+    weights = tmp_path / "adapter_model.safetensors"
+    weights.write_bytes(intact)
+    assert with_adapters(settings, "m") == settings
+    weights.write_bytes(intact[:-4] + struct.pack("<f", math.nan))
+    message = rf"has NaN or infinite values in {module}\.lora_B\.weight; load another checkpoint of this adapter"
+    with pytest.raises(ModelError, match=message):
+        with_adapters(settings, "m")
 
 
 def test_all_workers_get_the_commit_of_an_adapter_on_a_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / COMMIT
     folder.mkdir()
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"}))
-    (folder / "adapter_model.safetensors").touch()
+    (folder / "adapter_model.safetensors").write_bytes(safetensors("a"))
     monkeypatch.setattr(adapter_lookup, "look_up_adapter", lambda _: folder)
-    settings = with_adapters(settings_with("red=owner/name@main"))
+    settings = with_adapters(settings_with("red=owner/name@main"), "m")
     assert settings.worker.adapters == (f"red=owner/name@{COMMIT}",)
     commands = ChildCommands(settings, None, "m", tmp_path, 1, None, verbose=False)
     assert commands("w0")[commands("w0").index("--adapter") + 1] == f"red=owner/name@{COMMIT}"
