@@ -35,6 +35,8 @@ class StageAdapters:
 
     def follow(self, order: SetAdapters) -> None:
         """Follow an order, or a repetition of it: its answer was lost, or it failed and may succeed now."""
+        if self._is_overtaken(order):
+            return
         if not self._is_latest(order):
             self._order, self._found = order, None
         if self._loading is None:
@@ -91,6 +93,15 @@ class StageAdapters:
             order.number,
             order.adapters,
         )
+
+    def _is_overtaken(self, order: SetAdapters) -> bool:
+        """Whether a later order of the same broker came first. An order to a worker that has not joined yet has the
+        number of that to members, and may lack the adapter that these are to load."""
+        latest = self._order
+        if latest is None or latest.lineage != order.lineage:
+            return False
+        names, later = ({entry.name for entry in each.adapters} for each in (order, latest))
+        return order.number < latest.number or (order.number == latest.number and names < later)
 
     def _report(self, order: SetAdapters, adapters: tuple[AdapterEntry, ...], problem: str = "") -> None:
         message = AdaptersSet(

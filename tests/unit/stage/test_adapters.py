@@ -56,6 +56,16 @@ def test_a_number_that_another_order_had_is_a_new_order(stage: StageBench) -> No
     assert of_adapters(stage.feed(AdaptersLoaded((BLUE,)))) == [answer(stage, 1, BLUE), act.DropAdapters((RED.key,))]
 
 
+def test_an_order_that_is_overtaken_is_ignored(stage: StageBench) -> None:
+    """It came over an earlier connection, or was meant for a worker that had not joined: it drops nothing."""
+    order(stage, 2, RED, BLUE)
+    stage.feed(AdaptersLoaded((RED, BLUE)))
+    assert order(stage, 1, RED) == []
+    assert order(stage, 2, RED) == []
+    assert stage.core.adapters.entries == (RED, BLUE)
+    assert order(stage, 3, RED) == [answer(stage, 3, RED), act.DropAdapters((BLUE.key,))]
+
+
 def test_a_failed_load_changes_nothing_and_may_succeed_later(stage: StageBench) -> None:
     order(stage, 1, RED)
     stage.feed(AdaptersLoaded((RED,)))
