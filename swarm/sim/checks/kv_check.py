@@ -15,6 +15,7 @@ from swarm.params import SamplingParams
 from swarm.sim.checks.audit import Violation
 from swarm.sim.checks.chains import ExpectedStates
 from swarm.stage.events import Event, KvArrived, OrderArrived, SpilledStored, StageTick
+from swarm.testing import STATE_BYTES
 from swarm.wire.messages import Activate, KvPart, ReceiveKv
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class KvCheck:
         self._sources: dict[str, set[str]] = {}  # by receiver: incarnations that its last order names
         self._leaking_since: dict[tuple[str, int], float] = {}  # by holder and sequence
         # before the event that is being handled: bytes of the worker's copies; at an Activate, their positions by layer
-        self._copy_bytes = 0
+        self._copy_bytes = self._evictable_bytes = 0
         self._copied: dict[int, dict[int, int]] = {}
         # by holder, sequence and layer: whether the senders of its copy are among ``unlike``
         self._bits: dict[tuple[str, int, int], set[bool]] = {}
@@ -47,6 +48,7 @@ class KvCheck:
     def before_event(self, event: Event, node: WorkerView) -> None:
         """Record what the worker holds, to compare it with what the event leaves."""
         self._copy_bytes = node.executor.kv_copy_bytes()
+        self._evictable_bytes = _evictable_bytes(node) if isinstance(event, StageTick) else 0
         self._copied = {}
         if isinstance(event, OrderArrived) and isinstance(event.order, Activate):
             copies = node.core.store.copies.sequences
@@ -150,7 +152,7 @@ class KvCheck:
 
     def _check_evicted(self, num_bytes: int, node: WorkerView) -> None:
         """Check that a stage has dropped copies until this much memory was free, or all of them."""
-        left, allowed = node.executor.kv_copy_bytes(), max(0, self._copy_bytes - num_bytes)
+        left, allowed = _evictable_bytes(node), max(0, self._evictable_bytes - num_bytes)
         if left > allowed:
             raise Violation(f"I16: {node.incarnation} keeps {left} bytes of copies, {allowed} fit into its memory")
 
@@ -162,3 +164,9 @@ def _claims(node: WorkerView) -> Iterator[tuple[int, Sequence[int], list[tuple[i
         yield sequence, held.history, computed, held.open.params
     for sequence, copy in node.core.store.copies.sequences.items():
         yield sequence, copy.tokens, list(copy.positions.items()), copy.open.params
+
+
+def _evictable_bytes(node: WorkerView) -> int:
+    """Return the memory of all copies that a stage may drop, also of layers that it has loaded since."""
+    copies, chains = node.core.store.copies.sequences, node.executor.chains
+    return STATE_BYTES * sum(len(chains[s][layer]) for s, copy in copies.items() for layer in copy.positions)
