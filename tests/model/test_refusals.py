@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from swarm.cli.doctor.facts import inspect_model
 from swarm.cli.main import run as swarm
@@ -17,8 +20,10 @@ from swarm.config import Settings
 from swarm.demo import model_path
 from swarm.errors import ModelError, UnservedModel
 from swarm.stage.engine.torch_executor import TorchExecutor
+from swarm.stage.model.folder_files import INDEX, SINGLE
 from tests.model.cutting import MANY
 
+NUM_LAYERS = json.loads((model_path() / "config.json").read_text())["num_hidden_layers"]
 ROPE = {"rope_theta": 10000.0}
 
 # Changes of the demo model's config.json, None for a setting that is left out; and a part of the line.
@@ -39,6 +44,15 @@ UNBUILT: dict[str, tuple[dict[str, Any], str]] = {
 UNCUT: dict[str, tuple[dict[str, Any], str]] = {
     "groups of heads that do not divide": ({"num_key_value_heads": 3}, "could not be computed in stages"),
     "sizes of latents by default": ({"model_type": "deepseek_v3"}, "could not be computed in stages"),
+}
+# These contradict the weights.
+UNFIT: dict[str, tuple[dict[str, Any], str]] = {
+    "words": ({"vocab_size": 900}, "tensor model.embed_tokens.weight has shape [768, 128], but config.json requires "),
+    "width": ({"hidden_size": 64}, "tensor model.embed_tokens.weight has shape [768, 128], but config.json requires "),
+    "inner width": ({"intermediate_size": 96}, "tensor model.layers.0.mlp.gate_proj.weight has shape"),
+    "heads": ({"num_key_value_heads": 1}, "tensor model.layers.0.self_attn.k_proj.weight has shape"),
+    "layers": ({"num_hidden_layers": NUM_LAYERS + 1}, f"has no weights for layer {NUM_LAYERS}; "),
+    "fewer layers": ({"num_hidden_layers": NUM_LAYERS - 1}, f"but config.json has {NUM_LAYERS - 1} layers"),
 }
 # These lack what a manifest has. No import of torch is needed to find that.
 UNSIZED: dict[str, tuple[dict[str, Any], str]] = {
@@ -95,10 +109,54 @@ def test_what_cannot_be_cut_is_refused_as_by_a_worker(
     """The class of the error ends ``swarm up`` at the first worker's refusal."""
     changes, problem = UNCUT[name]
     folder = folder_of(tmp_path, changes)
+    state = load_file(folder / "model.safetensors")  # without what would contradict the configuration
+    save_file({key: value for key, value in state.items() if "norm" in key or "embed" in key}, folder / SINGLE)
     assert find_refusal(folder) == ""
     with pytest.raises(UnservedModel, match=problem) as refusal:
         TorchExecutor(str(folder), memory_limit=MANY)
     assert lines_of_commands(folder, capsys) == {str(refusal.value)}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", UNFIT)
+def test_files_that_contradict_the_configuration_are_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By all in the same line, before a worker starts; by a worker that starts by itself, before it joins."""
+    changes, problem = UNFIT[name]
+    folder = folder_of(tmp_path, changes)
+    with pytest.raises(UnservedModel) as refusal:
+        TorchExecutor(str(folder), memory_limit=MANY)
+    line = str(refusal.value)
+    assert problem in line
+    assert find_refusal(folder) == line
+    assert lines_of_commands(folder, capsys) == {line}
+    facts = inspect_model(str(folder))
+    assert facts is not None
+    assert not facts.is_refused  # it may help to fetch the files again
+    if "layers" in name:
+        with pytest.raises(ModelError) as error:
+            resolve_models(Settings(model=str(folder)))
+        assert str(error.value) == line
+
+
+@pytest.mark.slow
+def test_files_that_contradict_the_configuration_end_swarm_up(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, {"vocab_size": 900})
+    command = [sys.executable, "-m", "swarm", "up", "--model", str(folder), "--no-http", "--port", "19730"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("the folder's files don't belong together") == 1
+    assert "don't belong together" not in done.stdout
+
+
+def test_a_folder_with_a_part_of_its_weights_is_checked_by_its_configuration(tmp_path: Path) -> None:
+    """As before and during a download."""
+    folder = folder_of(tmp_path, {"vocab_size": 900})
+    (folder / SINGLE).rename(folder / "model-1.safetensors")
+    names = {"a.weight": "model-1.safetensors", "b.weight": "model-2.safetensors"}
+    (folder / INDEX).write_text(json.dumps({"weight_map": names}))
+    assert swarm(["models", "check", str(folder)]) == 0
 
 
 @pytest.mark.parametrize("name", UNSIZED)

@@ -94,5 +94,6 @@ def _resolve(model: str, quantization: Quantization) -> ResolvedModel:
     # raises ModelError, once instead of in each worker
     checkpoint = Checkpoint.at(location, quantization)
     checkpoint.check_sizes()
+    checkpoint.check_layers()
     limits = TEXT_ONLY_NOTE if checkpoint.is_text_only else ""
     return ResolvedModel(checkpoint.name, location.name, location.folder, checkpoint.num_bytes, limits)

@@ -225,6 +225,10 @@ class Checkpoint(ModelSettings):
             pooling=read_pooling(self.folder),
         )
 
+    def check_layers(self) -> None:
+        """Raise ``ModelError`` unless the files have all layers of the configuration, an embedding, and no more."""
+        self._sizes.of_parts(DTYPE_BYTES["float32"], self.num_layers, self.folder)
+
     @property
     def is_text_only(self) -> bool:
         """Whether parts for images or audio are not loaded."""

@@ -138,6 +138,13 @@ def test_models_are_checked_before_workers_see_them(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"HQQ are not supported; use "):
         resolve_model(Settings(model=str(tmp_path)))
     (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG))
+    (tmp_path / "model.safetensors").write_bytes(safetensors(*TINY_NAMES[:-1]))
+    with pytest.raises(ModelError, match=r"has no weights for layer 1; download the missing files again"):
+        resolve_model(Settings(model=str(tmp_path)))
+    (tmp_path / "model.safetensors").write_bytes(safetensors(*TINY_NAMES, "model.layers.2.norm.weight"))
+    with pytest.raises(ModelError, match=r"has model\.layers\.2\.norm\.weight, but config\.json has 2 layers"):
+        resolve_model(Settings(model=str(tmp_path)))
+    (tmp_path / "model.safetensors").write_bytes(safetensors(*TINY_NAMES))
     assert resolve_model(Settings(model=str(tmp_path))) == str(tmp_path.resolve())
 
 
@@ -227,6 +234,7 @@ def test_auto_is_a_device_before_workers_start() -> None:
     assert with_device(portable).worker.device == "cpu"
 
 
+TINY_NAMES = ("model.embed_tokens.weight", "model.layers.0.norm.weight", "model.layers.1.norm.weight")
 TWO_GPUS = (Gpu("cuda:0", "H100", 80 << 30), Gpu("cuda:1", "H100", 40 << 30))
 
 
@@ -273,7 +281,7 @@ def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
     for folder in folders:
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(TINY_CONFIG))
-        (folder / "model.safetensors").write_bytes(safetensors("embed.weight"))
+        (folder / "model.safetensors").write_bytes(safetensors(*TINY_NAMES))
     with pytest.raises(ConfigError, match="two models are called 'tiny'"):
         resolve_models(Settings(), [str(folder) for folder in folders])
 
