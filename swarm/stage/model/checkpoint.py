@@ -28,8 +28,9 @@ from swarm.stage.model.embedding import read_pooling
 from swarm.stage.model.folder_files import RemoteWeights, read_json, read_tensors
 from swarm.stage.model.gguf_names import GgufTensor, sort_tensors, translate_names
 from swarm.stage.model.identity import compute_digest, compute_xxh3, describe_version, is_sampled
+from swarm.stage.model.kinds import is_classifier
 from swarm.stage.model.location import ModelLocation
-from swarm.stage.model.model_settings import INDEXED_KINDS, MAX_SIZE, WIDE_KINDS, ModelSettings, is_classifier
+from swarm.stage.model.model_settings import INDEXED_KINDS, MAX_SIZE, WIDE_KINDS, ModelSettings
 from swarm.stage.model.sizes import (
     MemorySizes,
     SharedBlocks,

@@ -15,8 +15,8 @@ from swarm.stage.model.build import ModelSkeleton, check_shape
 from swarm.stage.model.checkpoint import Checkpoint, HeadKind
 from swarm.stage.model.configuration import read_config
 from swarm.stage.model.conversion import ModelSource
-from swarm.stage.model.kinds import check_folder
-from swarm.stage.model.model_settings import ModelSettings, is_classifier
+from swarm.stage.model.kinds import check_folder, is_classifier
+from swarm.stage.model.model_settings import ModelSettings
 
 
 def build_unloaded(folder: Path, checkpoint: Checkpoint | None = None) -> ModelSkeleton:
