@@ -28,10 +28,13 @@ ROPE = {"rope_theta": 10000.0}
 
 # Changes of the demo model's config.json, None for a setting that is left out; and a part of the line.
 UNBUILT: dict[str, tuple[dict[str, Any], str]] = {
-    "an activation": ({"hidden_act": "unheard-of"}, "can't build this model ('unheard-of')"),
+    "an activation": ({"hidden_act": "unheard-of"}, "(unknown value 'unheard-of' of hidden_act)"),
     "an activation of another kind": ({"model_type": "opt", "activation_function": "x"}, "can't build this model"),
     "heads that do not divide": ({"num_attention_heads": 3, "head_dim": None}, "not a multiple of the number of att"),
-    "a type of rotation": ({"rope_parameters": ROPE | {"rope_type": "spiral"}}, "can't build this model ('spiral')"),
+    "a type of rotation": (
+        {"rope_parameters": ROPE | {"rope_type": "spiral"}},
+        "'spiral' of rope_parameters.rope_type",
+    ),
     "a rotation without its factor": ({"rope_parameters": ROPE | {"rope_type": "yarn"}}, "keys in `rope_parameters`"),
     "rotations that are a list": ({"rope_parameters": [1]}, "Validation error for field 'rope_parameters'"),
     "a type of layers": ({"layer_types": ["dreaming"] * 8}, "The `layer_types` entries must"),

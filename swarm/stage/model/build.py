@@ -174,8 +174,22 @@ class ModelSkeleton:
         return ConvertedSource(self.model, names, FolderSource(checkpoint), checkpoint.config.get("model_type"))
 
 
-def _shorten(error: BaseException) -> str:
+def _explain(error: BaseException, config: Any) -> str:
+    """Return an error's text, shortened. A value that transformers looked up in vain is shown with its settings."""
+    if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str):
+        settings = [name for name, value in _list_settings(config.to_dict()) if value == error.args[0]]
+        if settings:
+            return f"unknown value {error.args[0]!r} of {' and '.join(settings)}"[:200]
     return " ".join(str(error).split())[:200]
+
+
+def _list_settings(settings: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yield all settings, those of sections by their path."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _list_settings(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def _build_model(config: Any, head: HeadKind = "vocabulary") -> Any:
@@ -190,7 +204,8 @@ def _build_model(config: Any, head: HeadKind = "vocabulary") -> Any:
         if str(error).startswith("Unrecognized configuration class"):
             what = "transformers has no model of this kind that continues a text, so it can't be served"
             raise ModelError(f"{type(config).__name__}: {what}") from None
-        raise ModelError(f"{type(config).__name__}: transformers can't build this model ({_shorten(error)})") from None
+        why = _explain(error, config)
+        raise ModelError(f"{type(config).__name__}: transformers can't build this model ({why})") from None
     if not model._supports_attention_backend and not model._is_stateful and not decoders.is_replaced(model):
         raise ModelError(f"{type(model).__name__} has no pluggable attention in transformers, so it can't be served")
     if hasattr(config, "_experts_implementation"):
