@@ -20,8 +20,12 @@ from swarm.config import Settings
 from swarm.demo import model_path
 from swarm.errors import ModelError, UnservedModel
 from swarm.stage.engine.torch_executor import TorchExecutor
+from swarm.stage.model.checkpoint import Checkpoint
+from swarm.stage.model.fitting import build_unloaded
 from swarm.stage.model.folder_files import INDEX, SINGLE
+from swarm.stage.quantization.at_load import AS_STORED, Quantization
 from tests.model.cutting import MANY
+from tests.model.models import named_config, random_model
 
 NUM_LAYERS = json.loads((model_path() / "config.json").read_text())["num_hidden_layers"]
 ROPE = {"rope_theta": 10000.0}
@@ -141,6 +145,18 @@ def test_files_that_contradict_the_configuration_are_refused(
         with pytest.raises(ModelError) as error:
             resolve_models(Settings(model=str(folder)))
         assert str(error.value) == line
+
+
+@pytest.mark.parametrize("quantization", [AS_STORED, Quantization("int4")])
+def test_fused_experts_of_another_size_are_refused_by_headers(quantization: Quantization, tmp_path: Path) -> None:
+    """The model has one tensor of all experts, of which the file has two matrices for each."""
+    random_model(named_config("mixtral")).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    build_unloaded(tmp_path, Checkpoint(tmp_path, quantization=quantization))
+    for setting in ("intermediate_size", "num_local_experts"):
+        (tmp_path / "config.json").write_text(json.dumps(config | {setting: config[setting] // 2}))
+        with pytest.raises(ModelError, match=r"layers\.0\.mlp\.\S+ has shape .* but config\.json requires"):
+            build_unloaded(tmp_path, Checkpoint(tmp_path, quantization=quantization))
 
 
 @pytest.mark.slow
