@@ -49,7 +49,7 @@ def pull(
         progress.set_status(f"looking up {model}")
         location = locate_model(model, progress.set_status)
         checkpoint = Checkpoint.at(location)
-        check_served(location.folder)
+        check_served(location.folder, checkpoint)
         checkpoint.fetch(_all_names(checkpoint), _show_progress(progress), progress.print_line)
     finally:
         progress.clear_status()
@@ -125,7 +125,8 @@ def check(
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """Check by a model's configuration whether this version serves it. Exit code 1 if not, with the reason."""
+    """Check by a model's configuration whether this version serves it, and whether the weights fit it, if they are
+    there. Exit code 1 if not, with the reason."""
     require_packages("worker")
     problem = ""
     try:
@@ -144,24 +145,29 @@ def check(
 
 def _check(model: str) -> str:
     """Return the architecture, and what of it is not served. Raises ModelError."""
+    from swarm.stage.model.checkpoint import Checkpoint
+    from swarm.stage.model.folder_files import has_weights
     from swarm.stage.model.kinds import check_folder
     from swarm.stage.model.location import locate_model
     from swarm.stage.model.model_settings import ModelSettings
     from swarm.stage.model.text_tower import TEXT_ONLY_NOTE
     from swarm.stage.model.vision import has_images
 
-    folder = Path(model).expanduser()
+    folder, checkpoint = Path(model).expanduser(), None
     if (folder / "config.json").is_file():
         check_folder(folder)
+        if has_weights(folder):
+            checkpoint = Checkpoint(folder)
     else:
-        folder = locate_model(model).folder
-    settings = ModelSettings(folder)
+        location = locate_model(model)
+        folder, checkpoint = location.folder, Checkpoint.at(location)
+    settings = ModelSettings(folder) if checkpoint is None else checkpoint
     settings.check_sizes()
 
     # This imports torch: what can be refused without it is refused by now.
     from swarm.stage.engine.selfcheck import check_served
 
-    check_served(folder)
+    check_served(folder, checkpoint)
     is_text_only = settings.is_multimodal and not has_images(settings.config)
     return f"{settings.architecture}; {TEXT_ONLY_NOTE}" if is_text_only else settings.architecture
 
@@ -209,13 +215,13 @@ def _describe(name: str, locate: Callable[[], ModelLocation]) -> StoredModel:
         checkpoint = Checkpoint.at(location := locate())
     except ModelError as error:
         return StoredModel(name, problem=str(error))
-    from swarm.stage.model.build import build_unloaded
+    from swarm.stage.model.fitting import build_unloaded
 
     formats = sorted({weight.format.name for weight in checkpoint.quantized.values()}) or [checkpoint.stored_dtype]
     missing = sum(checkpoint.missing(_all_names(checkpoint)).values())
     problem = ""
     try:
-        build_unloaded(location.folder)
+        build_unloaded(location.folder, checkpoint)
     except ModelError as error:
         problem = str(error)
     weights = ", ".join(formats)

@@ -65,7 +65,7 @@ def load(checkpoint: Checkpoint) -> Any:
     source = GgufSource(checkpoint)
     for name, parameter in model.named_parameters():
         tensor = source.read(name, parameter.shape)
-        assert tensor.shape == parameter.shape, name
+        assert source.shape(name) == tensor.shape == parameter.shape, name
         parameter.data = tensor.float()
         weight = source.quantized(name)
         if weight is not None:

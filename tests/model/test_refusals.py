@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from swarm.cli.doctor.facts import inspect_model
 from swarm.cli.main import run as swarm
@@ -17,16 +20,25 @@ from swarm.config import Settings
 from swarm.demo import model_path
 from swarm.errors import ModelError, UnservedModel
 from swarm.stage.engine.torch_executor import TorchExecutor
+from swarm.stage.model.checkpoint import Checkpoint
+from swarm.stage.model.fitting import build_unloaded
+from swarm.stage.model.folder_files import INDEX, SINGLE
+from swarm.stage.quantization.at_load import AS_STORED, Quantization
 from tests.model.cutting import MANY
+from tests.model.models import named_config, random_model
 
+NUM_LAYERS = json.loads((model_path() / "config.json").read_text())["num_hidden_layers"]
 ROPE = {"rope_theta": 10000.0}
 
 # Changes of the demo model's config.json, None for a setting that is left out; and a part of the line.
 UNBUILT: dict[str, tuple[dict[str, Any], str]] = {
-    "an activation": ({"hidden_act": "unheard-of"}, "can't build this model ('unheard-of')"),
+    "an activation": ({"hidden_act": "unheard-of"}, "(unknown value 'unheard-of' of hidden_act)"),
     "an activation of another kind": ({"model_type": "opt", "activation_function": "x"}, "can't build this model"),
     "heads that do not divide": ({"num_attention_heads": 3, "head_dim": None}, "not a multiple of the number of att"),
-    "a type of rotation": ({"rope_parameters": ROPE | {"rope_type": "spiral"}}, "can't build this model ('spiral')"),
+    "a type of rotation": (
+        {"rope_parameters": ROPE | {"rope_type": "spiral"}},
+        "'spiral' of rope_parameters.rope_type",
+    ),
     "a rotation without its factor": ({"rope_parameters": ROPE | {"rope_type": "yarn"}}, "keys in `rope_parameters`"),
     "rotations that are a list": ({"rope_parameters": [1]}, "Validation error for field 'rope_parameters'"),
     "a type of layers": ({"layer_types": ["dreaming"] * 8}, "The `layer_types` entries must"),
@@ -39,6 +51,15 @@ UNBUILT: dict[str, tuple[dict[str, Any], str]] = {
 UNCUT: dict[str, tuple[dict[str, Any], str]] = {
     "groups of heads that do not divide": ({"num_key_value_heads": 3}, "could not be computed in stages"),
     "sizes of latents by default": ({"model_type": "deepseek_v3"}, "could not be computed in stages"),
+}
+# These contradict the weights.
+UNFIT: dict[str, tuple[dict[str, Any], str]] = {
+    "words": ({"vocab_size": 900}, "tensor model.embed_tokens.weight has shape [768, 128], but config.json requires "),
+    "width": ({"hidden_size": 64}, "tensor model.embed_tokens.weight has shape [768, 128], but config.json requires "),
+    "inner width": ({"intermediate_size": 96}, "tensor model.layers.0.mlp.gate_proj.weight has shape"),
+    "heads": ({"num_key_value_heads": 1}, "tensor model.layers.0.self_attn.k_proj.weight has shape"),
+    "layers": ({"num_hidden_layers": NUM_LAYERS + 1}, f"has no weights for layer {NUM_LAYERS}; "),
+    "fewer layers": ({"num_hidden_layers": NUM_LAYERS - 1}, f"but config.json has {NUM_LAYERS - 1} layers"),
 }
 # These lack what a manifest has. No import of torch is needed to find that.
 UNSIZED: dict[str, tuple[dict[str, Any], str]] = {
@@ -95,10 +116,66 @@ def test_what_cannot_be_cut_is_refused_as_by_a_worker(
     """The class of the error ends ``swarm up`` at the first worker's refusal."""
     changes, problem = UNCUT[name]
     folder = folder_of(tmp_path, changes)
+    state = load_file(folder / "model.safetensors")  # without what would contradict the configuration
+    save_file({key: value for key, value in state.items() if "norm" in key or "embed" in key}, folder / SINGLE)
     assert find_refusal(folder) == ""
     with pytest.raises(UnservedModel, match=problem) as refusal:
         TorchExecutor(str(folder), memory_limit=MANY)
     assert lines_of_commands(folder, capsys) == {str(refusal.value)}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", UNFIT)
+def test_files_that_contradict_the_configuration_are_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By all in the same line, before a worker starts; by a worker that starts by itself, before it joins."""
+    changes, problem = UNFIT[name]
+    folder = folder_of(tmp_path, changes)
+    with pytest.raises(UnservedModel) as refusal:
+        TorchExecutor(str(folder), memory_limit=MANY)
+    line = str(refusal.value)
+    assert problem in line
+    assert find_refusal(folder) == line
+    assert lines_of_commands(folder, capsys) == {line}
+    facts = inspect_model(str(folder))
+    assert facts is not None
+    assert not facts.is_refused  # it may help to fetch the files again
+    if "layers" in name:
+        with pytest.raises(ModelError) as error:
+            resolve_models(Settings(model=str(folder)))
+        assert str(error.value) == line
+
+
+@pytest.mark.parametrize("quantization", [AS_STORED, Quantization("int4")])
+def test_fused_experts_of_another_size_are_refused_by_headers(quantization: Quantization, tmp_path: Path) -> None:
+    """The model has one tensor of all experts, of which the file has two matrices for each."""
+    random_model(named_config("mixtral")).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    build_unloaded(tmp_path, Checkpoint(tmp_path, quantization=quantization))
+    for setting in ("intermediate_size", "num_local_experts"):
+        (tmp_path / "config.json").write_text(json.dumps(config | {setting: config[setting] // 2}))
+        with pytest.raises(ModelError, match=r"layers\.0\.mlp\.\S+ has shape .* but config\.json requires"):
+            build_unloaded(tmp_path, Checkpoint(tmp_path, quantization=quantization))
+
+
+@pytest.mark.slow
+def test_files_that_contradict_the_configuration_end_swarm_up(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, {"vocab_size": 900})
+    command = [sys.executable, "-m", "swarm", "up", "--model", str(folder), "--no-http", "--port", "19730"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("the folder's files don't belong together") == 1
+    assert "don't belong together" not in done.stdout
+
+
+def test_a_folder_with_a_part_of_its_weights_is_checked_by_its_configuration(tmp_path: Path) -> None:
+    """As before and during a download."""
+    folder = folder_of(tmp_path, {"vocab_size": 900})
+    (folder / SINGLE).rename(folder / "model-1.safetensors")
+    names = {"a.weight": "model-1.safetensors", "b.weight": "model-2.safetensors"}
+    (folder / INDEX).write_text(json.dumps({"weight_map": names}))
+    assert swarm(["models", "check", str(folder)]) == 0
 
 
 @pytest.mark.parametrize("name", UNSIZED)

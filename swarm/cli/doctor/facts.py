@@ -300,6 +300,7 @@ def inspect_model(name: str | None) -> ModelFacts | None:
     can run."""
     try:
         from swarm.stage.model.checkpoint import Checkpoint
+        from swarm.stage.model.kinds import check_folder
         from swarm.stage.model.location import locate_model
         from swarm.stage.model.text_tower import TEXT_ONLY_NOTE
     except ImportError:
@@ -309,12 +310,13 @@ def inspect_model(name: str | None) -> ModelFacts | None:
     path = str(model_path()) if name is None else name
     try:
         location = locate_model(path, lambda _: None)
+        check_folder(location.folder)
+        checkpoint = Checkpoint.at(location)
         if name is not None:
             with suppress(ImportError):  # The finding about packages names what is missing.
                 from swarm.stage.engine.selfcheck import check_served
 
-                check_served(location.folder)
-        checkpoint = Checkpoint.at(location)
+                check_served(location.folder, checkpoint)
         files = checkpoint.manifest(checkpoint.stored_dtype).files
         names = "".join(f"{file.name} {file.num_bytes} {file.digest}\n" for file in files)
         digest = hashlib.sha256(names.encode()).hexdigest()[:16]

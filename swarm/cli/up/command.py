@@ -221,6 +221,7 @@ def up(
             ],
             observe=observe,
             how_to_stop=_DETACHED if is_detached else _ATTACHED,
+            example=models[0].example,
         )
         code = asyncio.run(_run(commands, directory, plan, verbose, as_json))
     raise typer.Exit(EX_CONFIG if is_child and code == EXIT_FAILED else code)
@@ -236,6 +237,7 @@ class _UpPlan:
     notes: Sequence[str]
     observe: Observer
     how_to_stop: str
+    example: str  # a command that uses the model, if there is one
 
 
 async def _run(commands: ChildCommands, directory: Path, plan: _UpPlan, verbose: bool, as_json: bool) -> int:
@@ -261,7 +263,7 @@ async def _run(commands: ChildCommands, directory: Path, plan: _UpPlan, verbose:
     def link() -> BrokerHost:
         from swarm.cli.up.host import HostConnection
 
-        return HostConnection(commands.url, progress, plan.how_to_stop)
+        return HostConnection(commands.url, progress, plan.how_to_stop, plan.example)
 
     gateway_watch = GatewayPoller(commands.settings.gateway, directory, progress) if plan.http else None
     forkserver = commands.forkserver_command()

@@ -16,7 +16,7 @@ import zmq
 
 from swarm.cli.output import ConsoleProgress
 from swarm.cli.up.runner import Feed
-from swarm.cli.up.summary import format_loading, format_plan, format_serving
+from swarm.cli.up.summary import GENERATE, format_loading, format_plan, format_serving
 from swarm.cli.up.supervisor import AnswerRequest, SwarmServing, WorkersJoined, WorkersRequested
 from swarm.errors import WireError
 from swarm.wire.codec import CLIENT, SERVER
@@ -32,11 +32,11 @@ SERVING_POLL_S = 2.0
 class HostConnection:
     """A :class:`~swarm.cli.up.runner.Host` over the clients' port."""
 
-    def __init__(self, url: str, progress: ConsoleProgress, how_to_stop: str) -> None:
-        """``how_to_stop`` is a line for the user."""
+    def __init__(self, url: str, progress: ConsoleProgress, how_to_stop: str, example: str = GENERATE) -> None:
+        """``how_to_stop`` is a line for the user, ``example`` a command that uses the model, if there is one."""
         self._url = url
         self._progress = progress
-        self._how_to_stop = how_to_stop
+        self._how_to_stop, self._example = how_to_stop, example
         self._channel: DealerChannel | None = None
         self._reports: dict[str, Json] = {}  # last report of each kind
         self._serving = False
@@ -129,7 +129,7 @@ class HostConnection:
             return  # two queries were sent before the first answer came
         self._progress.clear_status()
         if self._shown_epoch is None:
-            lines = format_serving(plan, self._reports["status"], self._url, self._how_to_stop)
+            lines = format_serving(plan, self._reports["status"], self._url, self._how_to_stop, self._example)
         else:
             lines = [f"serving with a new plan (epoch {plan.get('epoch')})", *format_plan(plan)]
         self._shown_epoch = plan.get("epoch")

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from swarm.cli.up.summary import GENERATE
 from swarm.errors import ConfigError
+
+EMBED = 'swarm embed "Once upon a time"'
 
 if TYPE_CHECKING:
     from swarm.config import Settings
@@ -27,13 +30,14 @@ def resolve_model(settings: Settings) -> str:
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
     """A model to run. ``location``: what workers load; ``folder``: of its configuration; ``num_bytes``: bytes of its
-    weights in the files; ``limits``: what of it is not served."""
+    weights in the files; ``limits``: what of it is not served; ``example``: a command that uses it, if there is one."""
 
     name: str
     location: str
     folder: Path
     num_bytes: int
     limits: str = ""
+    example: str = GENERATE
 
 
 def resolve_models(settings: Settings, models: Sequence[str] = ()) -> list[ResolvedModel]:
@@ -96,5 +100,7 @@ def _resolve(model: str, quantization: Quantization) -> ResolvedModel:
     # raises ModelError, once instead of in each worker
     checkpoint = Checkpoint.at(location, quantization)
     checkpoint.check_sizes()
+    checkpoint.check_layers()
     limits = TEXT_ONLY_NOTE if checkpoint.is_text_only else ""
-    return ResolvedModel(checkpoint.name, location.name, location.folder, checkpoint.num_bytes, limits)
+    example = {"vocabulary": GENERATE, "none": EMBED, "scores": ""}[checkpoint.head]
+    return ResolvedModel(checkpoint.name, location.name, location.folder, checkpoint.num_bytes, limits, example)

@@ -9,6 +9,7 @@ from swarm.cli.output import format_bytes
 from swarm.wire.messages import Json, LayerRange
 
 DEFAULT_URL = "tcp://127.0.0.1:5700"
+GENERATE = 'swarm generate "Once upon a time"'
 _NO_WORKERS = "no worker is here"
 
 
@@ -42,8 +43,9 @@ def _natural(name: str) -> tuple[str, int]:
     return stem, int(name[len(stem) :] or 0)
 
 
-def format_serving(plan: Json, status: Json, url: str, how_to_stop: str) -> list[str]:
-    """Return lines for the first time the swarm serves: the plan, the URL, how to try it, and how to stop it."""
+def format_serving(plan: Json, status: Json, url: str, how_to_stop: str, example: str = GENERATE) -> list[str]:
+    """Return lines for the first time the swarm serves: the plan, the URL, how to try it by the command ``example``, if
+    there is one, and how to stop it."""
     at = "" if url == DEFAULT_URL else f" --url {url}"
     stages = plan.get("stages") or []
     count = "1 worker" if len(stages) == 1 else f"{len(stages)} workers"  # type: ignore[arg-type]
@@ -51,7 +53,7 @@ def format_serving(plan: Json, status: Json, url: str, how_to_stop: str) -> list
         f"serving {status.get('model')} on {count}",
         *format_plan(plan),
         f"url: {url}",
-        f'try: swarm generate "Once upon a time"{at}',
+        *([f"try: {example}{at}"] if example else []),
         how_to_stop,
     ]
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import torch
 
-from swarm.errors import ModelError
+from swarm.errors import ModelError, refusing_model
 from swarm.log import get_logger
 from swarm.stage import native
 from swarm.stage.cuda.precision import use_full_precision
@@ -18,6 +18,7 @@ from swarm.stage.matmul.linears import QUANTIZED_KERNELS
 from swarm.stage.model.adapter_folder import AdapterFolder
 from swarm.stage.model.build import DTYPES, ModelSkeleton
 from swarm.stage.model.checkpoint import Checkpoint
+from swarm.stage.model.fitting import check_files
 from swarm.stage.model.loading import Modules
 from swarm.stage.model.weight_formats import find_formats
 from swarm.stage.modules.recurrent import has_attention, state_bytes
@@ -52,6 +53,8 @@ class ModelKernels:
     def _build_skeleton(self) -> None:
         self.skeleton = ModelSkeleton.from_checkpoint(self._checkpoint, self._device, DTYPES[self._dtype_name])
         self.source = self.skeleton.source(self._checkpoint)
+        with refusing_model():  # another worker with these files would refuse them, too
+            check_files(self._checkpoint, self.skeleton, self.source)
         self.formats = find_formats(self.skeleton, self.source)
 
     def _prove_kernels(self) -> bool:

@@ -33,9 +33,11 @@ from swarm.stage.engine.forward import copy_to_array, run_batch
 from swarm.stage.engine.tiny import VOCABULARY, tiny_config
 from swarm.stage.executor import Batch, is_out_of_memory
 from swarm.stage.model import attention_variants, text_models
-from swarm.stage.model.build import DTYPES, ModelSkeleton, Stage, WeightLoader, build_unloaded, find_parts
+from swarm.stage.model.build import DTYPES, ModelSkeleton, Stage, WeightLoader, find_parts
+from swarm.stage.model.checkpoint import Checkpoint
 from swarm.stage.model.configuration import fix_rope
 from swarm.stage.model.conversion import transposed_names
+from swarm.stage.model.fitting import build_unloaded
 from swarm.stage.model.weight_formats import PLAIN, WeightFormats
 from swarm.stage.native import shared_cache
 from swarm.stage.quantization.formats import WeightFormat
@@ -93,14 +95,15 @@ class Numerics:
 _AS_PLAIN = Numerics()
 
 
-def check_served(folder: Path) -> None:
-    """Raise ``UnservedModel`` if this version can't serve a model with this configuration, whatever its weights.
+def check_served(folder: Path, checkpoint: Checkpoint | None = None) -> None:
+    """Raise ``UnservedModel`` if this version can't serve a model with this configuration, whatever its weights;
+    ``ModelError`` if those of ``checkpoint`` contradict it.
 
     A worker makes the same checks, in the same order, so that its refusal has the same text. For commands, not for
     workers: transformers logs no warnings afterwards, which would surround that text.
     """
     logging.set_verbosity_error()
-    check_cut(build_unloaded(folder).config)
+    check_cut(build_unloaded(folder, checkpoint).config)
 
 
 @refusing_model()

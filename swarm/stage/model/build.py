@@ -16,13 +16,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
-from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.pytorch_utils import Conv1D
 
 from swarm.errors import ModelError, refusing_model
@@ -39,8 +37,6 @@ from swarm.stage.model.checkpoint import Checkpoint, HeadKind
 from swarm.stage.model.configuration import ERRORS_OF_SETTINGS, check_config, read_config, read_whole_config
 from swarm.stage.model.conversion import ConvertedSource, FolderSource, ModelSource, WeightSource
 from swarm.stage.model.gguf_source import GgufSource
-from swarm.stage.model.kinds import check_folder
-from swarm.stage.model.model_settings import ModelSettings, is_classifier
 from swarm.stage.model.portable_math import portable_math
 from swarm.stage.model.rope import RopeTable, is_rotary
 from swarm.stage.model.vision_tower import VisionTower
@@ -163,6 +159,13 @@ class ModelSkeleton:
             return name.replace(".input_scale.", ".")
         return self._tied.get(name, "")
 
+    def candidates(self, name: str) -> Iterator[str]:
+        """Yield the names under which a source may have a tensor, the first one first."""
+        yield name
+        tied = self.tied_name(name)
+        if tied:
+            yield tied
+
     def source(self, checkpoint: Checkpoint) -> ModelSource:
         """Return the source of the model's tensors in its files."""
         if checkpoint.gguf is not None:
@@ -171,8 +174,22 @@ class ModelSkeleton:
         return ConvertedSource(self.model, names, FolderSource(checkpoint), checkpoint.config.get("model_type"))
 
 
-def _shorten(error: BaseException) -> str:
+def _explain(error: BaseException, config: Any) -> str:
+    """Return an error's text, shortened. A value that transformers looked up in vain is shown with its settings."""
+    if isinstance(error, KeyError) and error.args and isinstance(error.args[0], str):
+        settings = [name for name, value in _list_settings(config.to_dict()) if value == error.args[0]]
+        if settings:
+            return f"unknown value {error.args[0]!r} of {' and '.join(settings)}"[:200]
     return " ".join(str(error).split())[:200]
+
+
+def _list_settings(settings: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yield all settings, those of sections by their path."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _list_settings(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def _build_model(config: Any, head: HeadKind = "vocabulary") -> Any:
@@ -187,7 +204,8 @@ def _build_model(config: Any, head: HeadKind = "vocabulary") -> Any:
         if str(error).startswith("Unrecognized configuration class"):
             what = "transformers has no model of this kind that continues a text, so it can't be served"
             raise ModelError(f"{type(config).__name__}: {what}") from None
-        raise ModelError(f"{type(config).__name__}: transformers can't build this model ({_shorten(error)})") from None
+        why = _explain(error, config)
+        raise ModelError(f"{type(config).__name__}: transformers can't build this model ({why})") from None
     if not model._supports_attention_backend and not model._is_stateful and not decoders.is_replaced(model):
         raise ModelError(f"{type(model).__name__} has no pluggable attention in transformers, so it can't be served")
     if hasattr(config, "_experts_implementation"):
@@ -196,25 +214,6 @@ def _build_model(config: Any, head: HeadKind = "vocabulary") -> Any:
     if head == "none":
         model.set_output_embeddings(nn.Identity())
     return model.eval().requires_grad_(False)
-
-
-def build_unloaded(folder: Path) -> ModelSkeleton:
-    """Return the model's skeleton on a CPU, by its configuration alone. Raises ``UnservedModel`` if there can't be one,
-    whatever the weights."""
-    check_folder(folder)
-    settings = ModelSettings(folder)
-    settings.check_sizes()
-    head: HeadKind = "scores" if is_classifier(settings.architecture) else "vocabulary"
-    with refusing_model():
-        return ModelSkeleton(read_config(folder), torch.device("cpu"), torch.float32, head=head)
-
-
-def import_family(folder: Path) -> None:
-    """Import the code of this kind of model in advance, which otherwise happens when the first one is built.
-
-    Raises ``ModelError`` if a model of this folder can't be built.
-    """
-    get_model_conversion_mapping(build_unloaded(folder).model)
 
 
 def find_parts(model: Any) -> ModelParts:
@@ -422,28 +421,22 @@ class WeightLoader:
     def _read_quantized(self, name: str, like: torch.Tensor) -> QuantizedWeight | None:
         weight = self._source.quantized(self._stored_name(name))
         if weight is not None:
-            _check_shape(name, weight.shape, like.shape)
+            check_shape(name, weight.shape, like.shape)
             self._on_loaded(math.prod(weight.shape[:-2]) * packed_bytes(weight.format, *weight.shape[-2:]))
         return weight
 
     def _read_tensor(self, name: str, like: torch.Tensor) -> torch.Tensor:
         tensor = self._source.read(self._stored_name(name), like.shape)
-        _check_shape(name, tensor.shape, like.shape)
+        check_shape(name, tensor.shape, like.shape)
         result = tensor.to(device=self._skeleton.device, dtype=self._skeleton.dtype)
         self._on_loaded(result.nbytes)
         return result
 
     def _stored_name(self, name: str) -> str:
-        for candidate in self._candidates(name):
+        for candidate in self._skeleton.candidates(name):
             if candidate in self._source:
                 return candidate
         raise ModelError(f"the folder has no tensor {name}, which {type(self._skeleton.model).__name__} needs")
-
-    def _candidates(self, name: str) -> Iterator[str]:
-        yield name
-        tied = self._skeleton.tied_name(name)
-        if tied:
-            yield tied
 
 
 def add_adapter(module: nn.Module, name: str, adapter: AdapterFolder) -> None:
@@ -473,8 +466,8 @@ def _products(module: nn.Module) -> Iterator[NativeLinear | TritonLinear]:
                 yield linear
 
 
-def _check_shape(name: str, shape: torch.Size, expected: torch.Size) -> None:
-    if shape != expected:
+def check_shape(name: str, shape: Sequence[int], expected: Sequence[int]) -> None:
+    if tuple(shape) != tuple(expected):
         raise ModelError(
             f"tensor {name} has shape {list(shape)}, but config.json requires {list(expected)}; "
             "the folder's files don't belong together"

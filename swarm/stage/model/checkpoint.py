@@ -28,8 +28,9 @@ from swarm.stage.model.embedding import read_pooling
 from swarm.stage.model.folder_files import RemoteWeights, read_json, read_tensors
 from swarm.stage.model.gguf_names import GgufTensor, sort_tensors, translate_names
 from swarm.stage.model.identity import compute_digest, compute_xxh3, describe_version, is_sampled
+from swarm.stage.model.kinds import is_classifier
 from swarm.stage.model.location import ModelLocation
-from swarm.stage.model.model_settings import INDEXED_KINDS, MAX_SIZE, WIDE_KINDS, ModelSettings, is_classifier
+from swarm.stage.model.model_settings import INDEXED_KINDS, MAX_SIZE, WIDE_KINDS, ModelSettings
 from swarm.stage.model.sizes import (
     MemorySizes,
     SharedBlocks,
@@ -224,6 +225,10 @@ class Checkpoint(ModelSettings):
             extra_width=self._extra_width([size // DTYPE_BYTES[dtype] for size in kv_bytes]),
             pooling=read_pooling(self.folder),
         )
+
+    def check_layers(self) -> None:
+        """Raise ``ModelError`` unless the files have all layers of the configuration, an embedding, and no more."""
+        self._sizes.of_parts(DTYPE_BYTES["float32"], self.num_layers, self.folder)
 
     @property
     def is_text_only(self) -> bool:

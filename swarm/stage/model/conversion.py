@@ -8,7 +8,7 @@ stay quantized where all pieces of a tensor have the same format; else they are 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -56,6 +56,16 @@ class ModelSource(WeightSource, Protocol):
     def stored_names(self, name: str) -> list[str]:
         """Return the names of the stored tensors that this tensor is made of; empty if the source does not have it."""
 
+    def shape(self, name: str) -> torch.Size | None:
+        """Return the shape of what ``read`` returns, without reading anything; None if only ``read`` can tell."""
+
+
+class StoredSource(WeightSource, Protocol):
+    """Source of tensors as they are stored."""
+
+    def outline(self, name: str) -> torch.Tensor:
+        """Return a tensor without contents, of the shape that ``read`` returns."""
+
 
 class FolderSource:
     """Source that reads tensors of a folder into their own memory."""
@@ -86,6 +96,10 @@ class FolderSource:
             )
         return read_tensor(stored)
 
+    def outline(self, name: str) -> torch.Tensor:
+        stored = self._quantized[name] if name in self._quantized else self._tensors[name]
+        return torch.empty(stored.shape, dtype=torch.float32, device="meta")
+
 
 class ConvertedSource:
     """Source of a model's tensors that are stored under other names or in pieces.
@@ -93,7 +107,7 @@ class ConvertedSource:
     ``whole``: the kind of the multimodal model whose text tower it is, if any.
     """
 
-    def __init__(self, model: Any, names: Iterable[str], stored: WeightSource, whole: str | None = None) -> None:
+    def __init__(self, model: Any, names: Iterable[str], stored: StoredSource, whole: str | None = None) -> None:
         self._model = model
         self._stored = stored
         self._pieces: dict[str, list[tuple[str, str | None]]] = {}  # stored names, with patterns, by the model's name
@@ -120,14 +134,24 @@ class ConvertedSource:
         return [stored for stored, _ in self._pieces.get(name, ())]
 
     def read(self, name: str, shape: torch.Size) -> torch.Tensor:
+        return self._convert(name, lambda stored: self._stored.read(stored, shape))
+
+    def shape(self, name: str) -> torch.Size | None:
+        try:
+            return self._convert(name, self._stored.outline).shape
+        except ModelError:  # what some conversions do needs the numbers
+            return None
+
+    def _convert(self, name: str, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
+        """Return what is made of the tensors that ``read`` returns by their stored names."""
         pieces = self._pieces[name]
         if pieces[0][1] is None:
-            tensor = self._stored.read(pieces[0][0], shape)
+            tensor = read(pieces[0][0])
             is_turned = name in self._transposed and self._stored.weight_format(pieces[0][0]) is not None
             return tensor.transpose(1, 2) if is_turned else tensor
         converter = copy.deepcopy(self._by_pattern[pieces[0][1]])
         for stored, pattern in pieces:
-            converter.add_tensor(name, stored, pattern, lambda stored=stored: self._stored.read(stored, shape))
+            converter.add_tensor(name, stored, pattern, lambda stored=stored: read(stored))
         try:
             result = converter.convert(name, model=self._model, config=self._model.config)
         except (RuntimeError, ValueError, KeyError, IndexError) as error:

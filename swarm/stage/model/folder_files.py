@@ -61,6 +61,13 @@ def read_tensors(folder: Path, remote: RemoteWeights | None) -> Iterator[tuple[s
             yield name, tensors[name]
 
 
+def has_weights(folder: Path) -> bool:
+    """Whether the folder has all of its files with weights."""
+    index = folder / INDEX
+    weight_map = read_json(index).get("weight_map") if index.is_file() else {"": SINGLE}
+    return not isinstance(weight_map, dict) or all((folder / str(name)).is_file() for name in weight_map.values())
+
+
 def _tensors_of(path: Path, remote: RemoteWeights | None) -> Iterator[StoredTensor]:
     if path.is_file():
         return read_header(path)

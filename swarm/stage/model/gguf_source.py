@@ -56,6 +56,15 @@ class GgufSource:
             result = result.transpose(-1, -2).contiguous()
         return result
 
+    def shape(self, name: str) -> torch.Size:
+        sizes = [list(self._tensors[piece].stored.shape) for piece in self.stored_names(name)]
+        rows = -1 if name.endswith("_bias") else -2
+        if len(sizes) == 2:
+            sizes[0][rows] += sizes[1][rows]
+        if self._alternates and ".experts." in name and rows == -2:
+            sizes[0][-2:] = sizes[0][:-3:-1]
+        return torch.Size(sizes[0])
+
     def weight_format(self, name: str) -> WeightFormat | None:
         weight = self.quantized(name)
         return None if weight is None else weight.format

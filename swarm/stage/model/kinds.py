@@ -65,6 +65,7 @@ CAN_DECODE = frozenset(
         *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl"),
     }
 )
+_USUAL_LABELS = 2  # of a classifier whose configuration states none
 # Kinds that are others under names of their own.
 SAME_AS = {"kimi_k2": "deepseek_v3"}
 # Values of ``use_bidirectional_attention`` that let tokens of a text see only earlier ones.
@@ -110,6 +111,11 @@ def check_kind(folder: Path, config: dict[str, Any]) -> None:
     reason = _find_reason(kind, config)
     if reason is not None:
         raise UnservedModel(f"{folder}: models of kind {kind} can't be served: {reason}")
+    num_labels = _count_labels(config)
+    if num_labels > 1:
+        raise UnservedModel(
+            f"{folder}: classifiers with {num_labels} labels can't be served; one with a single label serves /v1/rerank"
+        )
     known = _known_kinds()
     if not known or kind in known:
         return
@@ -119,6 +125,23 @@ def check_kind(folder: Path, config: dict[str, Any]) -> None:
             "config.json); Swarm never runs a model's code: use a model of a family that transformers has"
         )
     raise UnservedModel(f"{folder}: transformers {version('transformers')} has no models of kind {kind}")
+
+
+def is_classifier(architecture: str) -> bool:
+    return architecture.endswith("ForSequenceClassification")
+
+
+def _count_labels(config: dict[str, Any]) -> int:
+    """Return the number of a classifier's labels, as transformers reads it; 0 for other models."""
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names or not is_classifier(str(names[0])):
+        return 0
+    sections = [section for section in (config.get("text_config"), config) if isinstance(section, dict)]
+    for labels in (section.get("id2label") for section in sections):
+        if isinstance(labels, dict):
+            return len(labels)
+    numbers = [section.get("num_labels") for section in sections]
+    return next((number for number in numbers if isinstance(number, int)), _USUAL_LABELS)
 
 
 def _find_reason(kind: str, config: dict[str, Any]) -> str | None:

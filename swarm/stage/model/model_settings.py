@@ -155,7 +155,3 @@ def _read_text_config(folder: Path, config: Mapping[str, Any]) -> Mapping[str, A
 
     settings: dict[str, Any] = read_config(folder).to_dict()
     return settings
-
-
-def is_classifier(architecture: str) -> bool:
-    return architecture.endswith("ForSequenceClassification")

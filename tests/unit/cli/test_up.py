@@ -25,7 +25,7 @@ from swarm.cli.up.http import unavailable_reason
 from swarm.cli.up.models import resolve_model, resolve_models, with_adapters
 from swarm.cli.up.processes import LogFile
 from swarm.cli.up.statedir import BROKER_LOCK, PREFIX, SUPERVISOR_LOCK, hold_lock, remove_stale, state_directory
-from swarm.cli.up.summary import format_loading, format_plan, format_serving
+from swarm.cli.up.summary import DEFAULT_URL, format_loading, format_plan, format_serving
 from swarm.config import GatewaySettings, Settings, load
 from swarm.errors import ConfigError, ModelError
 from swarm.hub import adapter_lookup
@@ -34,6 +34,7 @@ from tests.files_of_models import TINY_CONFIG, safetensors
 from tests.standin_hub import COMMIT
 
 ROOT = Path(__file__).parents[3]
+TINY_NAMES = ("model.embed_tokens.weight", "model.layers.0.norm.weight", "model.layers.1.norm.weight")
 
 
 def run_swarm(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -143,6 +144,13 @@ def test_models_are_checked_before_workers_see_them(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"HQQ are not supported; use "):
         resolve_model(Settings(model=str(tmp_path)))
     (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG))
+    (tmp_path / "model.safetensors").write_bytes(safetensors(*TINY_NAMES[:-1]))
+    with pytest.raises(ModelError, match=r"has no weights for layer 1; download the missing files again"):
+        resolve_model(Settings(model=str(tmp_path)))
+    (tmp_path / "model.safetensors").write_bytes(safetensors(*TINY_NAMES, "model.layers.2.norm.weight"))
+    with pytest.raises(ModelError, match=r"has model\.layers\.2\.norm\.weight, but config\.json has 2 layers"):
+        resolve_model(Settings(model=str(tmp_path)))
+    (tmp_path / "model.safetensors").write_bytes(safetensors(*TINY_NAMES))
     assert resolve_model(Settings(model=str(tmp_path))) == str(tmp_path.resolve())
 
 
@@ -285,7 +293,7 @@ def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
     for folder in folders:
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(TINY_CONFIG))
-        (folder / "model.safetensors").write_bytes(safetensors("embed.weight"))
+        (folder / "model.safetensors").write_bytes(safetensors(*TINY_NAMES))
     with pytest.raises(ConfigError, match="two models are called 'tiny'"):
         resolve_models(Settings(), [str(folder) for folder in folders])
 
@@ -408,6 +416,26 @@ def test_the_summary_of_a_plan() -> None:
     assert lines[0] == "serving demo on 2 workers"
     assert 'try: swarm generate "Once upon a time"' in lines
     assert "tcp://127.0.0.1:9000" in format_serving({"stages": STAGES}, {}, "tcp://127.0.0.1:9000", "")[-2]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "example"),
+    [
+        ("TinyForCausalLM", 'try: swarm generate "Once upon a time"'),
+        ("TinyModel", 'try: swarm embed "Once upon a time"'),
+        ("TinyForSequenceClassification", ""),
+    ],
+)
+def test_what_to_try_is_what_the_model_can_do(architecture: str, example: str, tmp_path: Path) -> None:
+    """A classifier serves /v1/rerank alone, which no command uses."""
+    labels = {"num_labels": 1, "architectures": [architecture], "tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG | labels))
+    (tmp_path / "model.safetensors").write_bytes(
+        safetensors(*TINY_NAMES, *(["lm_head.weight"] if "CausalLM" in architecture else []))
+    )
+    (model,) = resolve_models(Settings(model=str(tmp_path)))
+    lines = format_serving({"stages": STAGES}, {}, DEFAULT_URL, "Ctrl-C stops it", model.example)
+    assert [line for line in lines if line.startswith("try:")] == ([example] if example else [])
 
 
 def test_the_private_directory_is_where_temporary_files_go() -> None:

@@ -19,7 +19,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -102,12 +102,20 @@ def _import_all() -> None:
 
 
 def find_refusal(folder: Path) -> str:
-    """Import the code of the folder's kind of model, by building it without weights. Return the reason if that shows
-    that no worker can serve it; empty otherwise: other errors are the worker's to report."""
-    from swarm.stage.model.build import import_family
+    """Import the code of the folder's kind of model, by building it without weights. Return the reason if that, or a
+    comparison with the weights' headers, shows that no worker can serve it; empty otherwise: other errors are the
+    worker's to report, and so is what it downloads."""
+    from swarm.errors import refusing_model
+    from swarm.stage.model.checkpoint import Checkpoint
+    from swarm.stage.model.fitting import import_family
 
     try:
-        import_family(folder)
+        checkpoint = Checkpoint(folder, images=False)
+    except ModelError:
+        checkpoint = None
+    try:
+        with refusing_model() if checkpoint is not None else nullcontext():
+            import_family(folder, checkpoint)
     except UnservedModel as error:
         return str(error)[:MAX_REFUSAL_CHARS]  # it must fit in one message
     except ModelError:

@@ -17,6 +17,7 @@ from swarm.config import Settings
 from swarm.errors import ModelError
 from swarm.stage.model.kinds import REFUSED, check_folder, read_settings
 
+CLASSIFIER = "LlamaForSequenceClassification"
 NAMED: dict[str, tuple[dict[str, Any], str]] = {
     "encoder": ({"model_type": "bert"}, "models of kind bert can't be served: an encoder"),
     "both": ({"model_type": "t5"}, "models of kind t5 can't be served: an encoder with a decoder"),
@@ -27,6 +28,14 @@ NAMED: dict[str, tuple[dict[str, Any], str]] = {
     "a setting of the tower": (
         {"model_type": "gemma3", "text_config": {"use_bidirectional_attention": True}},
         "attention to later tokens",
+    ),
+    "labels": (
+        {"model_type": "llama", "architectures": [CLASSIFIER]},
+        "classifiers with 2 labels can't be served; one ",
+    ),
+    "named labels": (
+        {"model_type": "llama", "architectures": [CLASSIFIER], "id2label": {"0": "a", "1": "b", "2": "c"}},
+        "classifiers with 3 labels can't be served; one with a single label serves /v1/rerank",
     ),
     "code": ({"model_type": "mine", "auto_map": {"AutoConfig": "x.Y"}}, "Swarm never runs a model's code"),
     "unknown": ({"model_type": "unheard-of"}, "has no models of kind unheard-of"),
@@ -112,3 +121,10 @@ def test_a_refusal_imports_neither_torch_nor_transformers(tmp_path: Path) -> Non
         print(sorted({{"torch", "transformers"}} & sys.modules.keys()))"""
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout == "[]\n", result.stderr
+
+
+@pytest.mark.parametrize("labels", [{"id2label": {"0": "LABEL_0"}}, {"num_labels": 1}])
+def test_a_classifier_with_one_label_is_served(labels: dict[str, Any], tmp_path: Path) -> None:
+    """For reranking. Labels of other models, which transformers writes too, say nothing."""
+    check_folder(folder_of(tmp_path, {"model_type": "llama", "architectures": [CLASSIFIER]} | labels))
+    check_folder(folder_of(tmp_path, {"model_type": "llama", "id2label": {"0": "a", "1": "b"}}))
