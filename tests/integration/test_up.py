@@ -22,6 +22,7 @@ from queue import Queue
 import psutil
 import pytest
 import zmq
+from safetensors.torch import load_file, save_file
 
 from swarm.cli.output import ConsoleProgress
 from swarm.cli.up.host import HostConnection
@@ -312,10 +313,11 @@ def test_a_model_that_no_worker_can_use_ends_it_with_one_error(up: StartUp, tmp_
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"hidden_act": "unheard-of"}, "transformers can't build this model ('unheard-of')"),
+        ({"hidden_act": "unheard-of"}, "can't build this model (unknown value 'unheard-of' of hidden_act)"),
+        ({"vocab_size": 900}, "config.json requires [900, 128]; the folder's files don't belong together"),
         ({"num_key_value_heads": 3}, "could not be computed in stages"),
     ],
-    ids=["without weights", "as a tiny model"],
+    ids=["without weights", "by their headers", "as a tiny model"],
 )
 def test_a_model_that_transformers_cannot_build_is_refused_in_one_line(
     changes: dict[str, object], problem: str, up: StartUp, tmp_path: Path
@@ -325,13 +327,16 @@ def test_a_model_that_transformers_cannot_build_is_refused_in_one_line(
     shutil.copytree(model_path(), model)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | changes))
+    if "num_key_value_heads" in changes:  # without the tensors that contradict it
+        state = load_file(model / "model.safetensors")
+        save_file({name: state[name] for name in state if "_proj" not in name}, model / "model.safetensors")
     swarm = up("--workers", "3", "--model", str(model), "--state-dir", str(tmp_path / "state"), "--json")
     code, error = swarm.end()
     assert code == 1
     assert problem in error
     assert error.count("\n") == 1
     assert [event for event in swarm.rest() if "can't" in event] == []
-    if "hidden_act" in changes:
+    if "num_key_value_heads" not in changes:
         assert [path.name for path in (tmp_path / "state/logs").glob("w*.log") if path.stat().st_size] == []
     check = swarm.run("models", "check", str(model))
     assert (check.returncode, check.stderr) == (1, error)
