@@ -39,6 +39,7 @@ from swarm.wire.messages import (
 )
 
 NUDGE_S = 5.0  # A request without a message for this long is sent again: the broker drops answers rather than wait.
+FINAL_CODES = frozenset({"invalid", "too_large", "unsupported_task"})  # of rejections after which nobody tries again
 ACK_EVERY = 32  # tokens; a small part of the broker's window, so that the window never closes on a caller that keeps up
 MAX_UNCONSUMED = 4096  # tokens of one continuation that may wait for their consumer
 
@@ -81,6 +82,7 @@ class ActiveRequest:
     continuations: list[Continuation]
     is_attached: bool = False  # read only: another process may have made it
     is_sent: bool = False  # sent at least once
+    num_submits: int = 0  # how often the broker was sent the submission
     is_accepted: bool = False  # the broker has confirmed it
     is_reader: bool = False  # the broker has answered this client as the request's reader
     is_attach_in_flight: bool = False  # an Attach is in flight; do not request its tokens again
@@ -229,6 +231,7 @@ class RequestTracker:
         if request.has_ended:
             return []  # the broker has nothing to send for it, and may have forgotten it
         if not request.is_accepted:
+            request.num_submits += 1
             return [Send(request.submit)]
         return self.attach(request, now) + self.send(request.make_stops())
 
@@ -343,7 +346,10 @@ class RequestTracker:
         del self.requests[request.id]
         is_taken = message.code == "superseded" and request.submit.detached and not request.is_accepted
         updates: SessionActions = [ConfirmStored(request.id)] if is_taken else []
-        return [*updates, FailRequest(request.id, rejection_error(message, request.is_accepted))]
+        actions = [*updates, FailRequest(request.id, rejection_error(message, request.is_accepted))]
+        if request.num_submits > 1 and message.code in FINAL_CODES:
+            actions += self.send([request.make_cancel()])  # the reason may be gone when a later submission arrives
+        return actions
 
     # --- live requests
 

@@ -630,6 +630,18 @@ def test_refusals_have_their_types(driver: Driver, code: str, kind: type[ClientE
     assert driver.session.is_idle
 
 
+@pytest.mark.parametrize(("code", "is_cancelled"), [("invalid", True), ("conflict", False), ("overloaded", False)])
+def test_a_later_submission_of_a_refused_request_is_cancelled(driver: Driver, code: str, is_cancelled: bool) -> None:
+    """Its reason may be gone when that one arrives, such as the lack of an adapter, and nobody would read the answer.
+    A request of another client that has the id is left alone, and so is one that the caller submits again."""
+    message = driver.submitted()
+    driver.get(Report(what="status", ok=True, body={}))  # it is a broker
+    assert Send(message) in driver.wait(NUDGE_S)
+    failed, *rest = driver.get(Rejected(request_id="r", code=code, reason="because"))
+    assert isinstance(failed, FailRequest)
+    assert rest == ([Send(Cancel(request_id="r", if_reader=True))] if is_cancelled else [])
+
+
 def test_bad_ends_have_their_types(driver: Driver) -> None:
     """Failed, cancelled by somebody else, forgotten by the broker."""
     for answer, kind, text in (
