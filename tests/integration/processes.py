@@ -151,7 +151,8 @@ class Processes:
                 return report
             await asyncio.sleep(0.05)
         texts = "\n".join(f"--- {p.name}\n{p.read_text()[-1500:]}" for p in sorted(self.logs.glob("*.log")))
-        raise AssertionError(f"never as wished within {within_s} s: {report}\n{texts}")
+        ended = {name: code for name, process in self.workers.items() if (code := process.poll()) is not None}
+        raise AssertionError(f"never as wished within {within_s} s: {report}\nended: {ended}\n{texts}")
 
 
 async def figures(client: AsyncClient) -> dict[str, float]:

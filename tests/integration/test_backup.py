@@ -20,6 +20,7 @@ from tests.integration.processes import Processes, some_tokens
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "operations.md"
 PROMPT, LONG = [1, 5, 9, 13], 400
+SLOW = "broker.dispatch=stall:0.005@1+"  # no request ends between two looks, on any machine
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def state(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def swarm(random_llama: Path, zygote: Zygote, tmp_path: Path, state: Path) -> Iterator[Processes]:
-    options = {"SWARM_STATE_DIR": str(state)}
+    options = {"SWARM_STATE_DIR": str(state), "SWARM_FAILPOINTS": SLOW}
     (tmp_path / "logs").mkdir()
     with Processes(random_llama, tmp_path / "logs", options=options, launch=zygote) as processes:
         processes.start(2)
