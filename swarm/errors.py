@@ -66,6 +66,11 @@ class UnservedModel(ModelError):
     """A model of a kind or format that is not served, whatever its files."""
 
 
+def shorten(error: BaseException) -> str:
+    """Return the beginning of an error's text, in one line."""
+    return " ".join(str(error).split())[:200]
+
+
 @contextmanager
 def refusing_model() -> Iterator[None]:
     """Raise ``UnservedModel`` for a ``ModelError`` that follows from the configuration alone."""

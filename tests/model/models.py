@@ -31,6 +31,20 @@ def llama_config(**changes: Any) -> LlamaConfig:
     return LlamaConfig(**(values | changes))
 
 
+# The text part of a small multimodal model.
+TEXT_PART: dict[str, Any] = {
+    "hidden_size": 96,
+    "intermediate_size": 136,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 251,
+    "max_position_embeddings": 1024,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
 # The kinds of models that are named as served, each with what is its own: a window shorter than the tests' contexts,
 # layers of alternating kinds, experts, sinks. Sizes that are no multiple of a vector show what larger ones would hide.
 _SMALL: dict[str, Any] = {

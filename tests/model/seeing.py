@@ -14,22 +14,13 @@ from swarm.params import ImageSpan, image_digest
 from swarm.stage.executor import Batch
 from swarm.wire.messages import Row
 from tests.model.cutting import Pipeline, never, nothing, random_tokens
+from tests.model.models import TEXT_PART
 
 NUM_LAYERS = 5
 PATCH, MERGE = 4, 2
 IMAGE, BEGIN, END = 240, 241, 242  # token ids
-TEXT: dict[str, Any] = {
-    "hidden_size": 96,
-    "intermediate_size": 136,
+TEXT: dict[str, Any] = TEXT_PART | {
     "num_hidden_layers": NUM_LAYERS,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 251,
-    "max_position_embeddings": 1024,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
 }
 VISION: dict[str, Any] = {

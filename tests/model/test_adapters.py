@@ -177,6 +177,15 @@ def test_an_adapter_that_does_not_fit_is_refused_before_anything_is_loaded(
         ready(tower, {"a": str(make_adapter(tmp_path / "images", tower, seed=1))})
 
 
+def check_refused(model: Path, folder: str, message: str) -> None:
+    """At the start and at run time."""
+    with pytest.raises(ModelError, match=message):
+        ready(model, {"a": folder}, LayerRange(0, 6))
+    executor = ready(model, {}, LayerRange(0, 6))
+    with pytest.raises(ModelError, match=message):
+        executor.load_adapters((AdapterEntry("red", folder),))
+
+
 @pytest.mark.parametrize(("kind", "target"), [("gpt_neox", "query_key_value"), ("deepseek_v3", "kv_b_proj")])
 def test_an_adapter_of_a_module_that_can_t_be_adapted_is_refused(
     save: Save, tmp_path: Path, kind: str, target: str
@@ -186,11 +195,7 @@ def test_an_adapter_of_a_module_that_can_t_be_adapted_is_refused(
     model = save(named_config(kind))
     folder = str(make_adapter(tmp_path / "a", model, seed=1, targets=(target,)))
     message = rf"changes \w+\.layers\.0\.\w+\.{target}, which can't be adapted in this kind of model"
-    with pytest.raises(ModelError, match=message):
-        ready(model, {"a": folder}, LayerRange(0, 6))
-    executor = ready(model, {}, LayerRange(0, 6))
-    with pytest.raises(ModelError, match=message):
-        executor.load_adapters((AdapterEntry("red", folder),))
+    check_refused(model, folder, message)
 
 
 @pytest.mark.parametrize(("kind", "target"), [("mixtral", "w2"), ("qwen3_moe", "down_proj")])
@@ -201,11 +206,7 @@ def test_an_adapter_of_experts_is_refused_as_such(
     model = save(named_config(kind))
     folder = str(make_adapter(tmp_path / "a", model, seed=1, targets=(target,)))
     message = rf"changes model\.layers\.0\.\w+\.experts\.0\.{target}, and experts can't be adapted; serve the merged"
-    with pytest.raises(ModelError, match=message):
-        ready(model, {"a": folder}, LayerRange(0, 6))
-    executor = ready(model, {}, LayerRange(0, 6))
-    with pytest.raises(ModelError, match=message):
-        executor.load_adapters((AdapterEntry("red", folder),))
+    check_refused(model, folder, message)
     with pytest.raises(ModelError, match=rf"experts\.0\.{target}, which the model does not have"):
         ready(llama, {"a": folder})
 

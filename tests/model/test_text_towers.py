@@ -20,21 +20,10 @@ from tests.model.adapters import LLAMA, Shape, merged_logits, write_adapter
 from tests.model.as_transformers import TOKENS, check_greedy, even_lines, logits_beside_a_stranger
 from tests.model.cutting import Cutter
 from tests.model.float64 import truth_of
+from tests.model.models import TEXT_PART
 
 NUM_LAYERS = 4
-_TEXT: dict[str, Any] = {
-    "hidden_size": 96,
-    "intermediate_size": 136,
-    "num_hidden_layers": NUM_LAYERS,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 251,
-    "max_position_embeddings": 1024,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+_TEXT: dict[str, Any] = TEXT_PART | {"num_hidden_layers": NUM_LAYERS}
 _VISION: dict[str, Any] = {
     "hidden_size": 32,
     "embed_dim": 32,

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from swarm.cli.up.summary import GENERATE
 from swarm.errors import ConfigError
 
-EMBED = 'swarm embed "Once upon a time"'
-
 if TYPE_CHECKING:
     from swarm.config import Settings
     from swarm.stage.quantization.at_load import Quantization
+
+EMBED = 'swarm embed "Once upon a time"'
 
 
 def resolve_model(settings: Settings) -> str:

@@ -20,6 +20,7 @@ one result (``shared_cache``).
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 import time
@@ -80,7 +81,9 @@ def measure_layer_costs(
 
     def measure() -> tuple[LayerCost, ...]:
         with _host_lock(), torch.inference_mode():
-            return _measure_costs(skeleton, formats, threads, threads_alone)
+            costs = _measure_costs(skeleton, formats, threads, threads_alone)
+        gc.collect()  # the measured layers refer to each other
+        return costs
 
     key = _cache_key(skeleton, formats, threads, threads_alone)
     return shared_cache.get_or_compute(key, tuple[LayerCost, ...], measure)

@@ -26,7 +26,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
-from swarm.errors import ModelError, OutOfMemory, refusing_model
+from swarm.errors import ModelError, OutOfMemory, refusing_model, shorten
 from swarm.stage import native
 from swarm.stage.attention.arena import KvArena
 from swarm.stage.engine.forward import copy_to_array, run_batch
@@ -141,7 +141,7 @@ def _checked_difference(config: Any, dtype: str, numerics: Numerics = _AS_PLAIN,
 
 def _shown(error: Exception) -> str:
     """Return a failure's text, shortened. Raises ``OutOfMemory`` if it says nothing about the model."""
-    short = " ".join(str(error).split())[:200]
+    short = shorten(error)
     if is_out_of_memory(error):
         raise OutOfMemory(
             f"this machine has too little memory to check the model with a tiny one ({short}); end other programs"

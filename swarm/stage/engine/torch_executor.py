@@ -6,7 +6,6 @@ shared. ``activate`` swaps the stages.
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -212,7 +211,6 @@ class TorchExecutor:
 
     def measure(self) -> tuple[LayerCost, ...]:
         costs = measure_layer_costs(self._skeleton, self._kernels.formats, self.threads, self.threads_alone)
-        gc.collect()  # the measured layers refer to each other
         release_free_memory()
         return costs
 

@@ -23,7 +23,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.pytorch_utils import Conv1D
 
-from swarm.errors import ModelError, refusing_model
+from swarm.errors import ModelError, refusing_model, shorten
 from swarm.stage.attention import function as attention
 from swarm.stage.attention.passes import ForwardPass, current_pass, use_pass
 from swarm.stage.executor import FenceRaised
@@ -180,7 +180,7 @@ def _explain(error: BaseException, config: Any) -> str:
         settings = [name for name, value in _list_settings(config.to_dict()) if value == error.args[0]]
         if settings:
             return f"unknown value {error.args[0]!r} of {' and '.join(settings)}"[:200]
-    return " ".join(str(error).split())[:200]
+    return shorten(error)
 
 
 def _list_settings(settings: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -12,7 +12,7 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 
-from swarm.errors import ModelError
+from swarm.errors import ModelError, shorten
 from swarm.stage.model.folder_files import read_json
 from swarm.stage.model.kinds import CAN_DECODE, ONE_WAY, rename_kind
 from swarm.stage.model.text_models import text_config_of
@@ -59,9 +59,7 @@ def read_whole_config(folder: Path) -> Any:
             return AutoConfig.for_model(**renamed)
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except ERRORS_OF_SETTINGS as error:
-        raise ModelError(
-            f"{folder}: transformers doesn't support this model ({' '.join(str(error).split())[:200]})"
-        ) from None
+        raise ModelError(f"{folder}: transformers doesn't support this model ({shorten(error)})") from None
     return config
 
 
@@ -73,7 +71,7 @@ def check_config(config: Any) -> Any:
     except ERRORS_OF_SETTINGS as error:
         raise ModelError(
             f"{type(config).__name__}: config.json has settings that can't be used ({type(error).__name__}: "
-            f"{' '.join(str(error).split())[:200]})"
+            f"{shorten(error)})"
         ) from None
 
 
